@@ -247,11 +247,23 @@ def higher_rate(history: History) -> list[Advice]:
     return [Change(key, float(f"{3 * history.number(key, 1e-6):.1g}"), "a learning rate 3 times higher")]
 
 
+def never_trained(history: History) -> Support:
+    last, end = max(history.steps, default=0), history.end or {}
+    if end.get("status") != "finished" or not history.warmup >= last > 0:
+        return False
+    return f"{WARMUP} is {history.warmup}, and the run has {last} steps"
+
+
 NO_PROGRESS = Fault(
     "no_progress",
     Severity.WARNING,
     "The run does not learn",
     (
+        Cause(
+            "only the critic was trained: its warm-up is as long as the run",
+            never_trained,
+            lambda history: [Change(WARMUP, 0, "train the policy from the first step on")],
+        ),
         TINY_REWARDS,
         Cause(
             "the learning rate is too low",
@@ -270,9 +282,8 @@ def no_progress(history: History) -> Finding | None:
     score, validation = history.series(SCORE), history.validation
     trend, place = score.trend, history.score_place
     unusual = [value.key for value in history.unusual if "no_progress" in value.explains]
-    explained, end = bool(unusual), history.end or {}
-    never = WARMUP in unusual or (end.get("status") == "finished" and len(score) and history.warmup >= score.steps[-1])
-    counted = len(score if never else score.after(history.warmup))
+    explained = bool(unusual or never_trained(history))
+    counted = len(score if WARMUP in unusual or never_trained(history) else score.after(history.warmup))
     size = parameters(model_path(history.config))
     fewest = FEWEST_FLAT if size is not None and size < SMALL else FEWEST_FLAT_LARGE
     fewest = FEWEST_EXPLAINED if explained else fewest
