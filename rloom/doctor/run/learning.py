@@ -53,6 +53,8 @@ def reward_collapse(history: History) -> Finding | None:
     if best - fmean(late) <= COLLAPSE_ERRORS * error or best <= lowest:
         return None
     step, last = score.steps[place], score.steps[-1]
+    if better_in_validation(history, step):
+        return None
     limit = lowest + COLLAPSED * (best - lowest)
     begin = next(s for s, v in zip(score.steps, score.values, strict=True) if s > step and v <= limit)
     evidence = [
@@ -117,10 +119,9 @@ def falls_in_training(history: History) -> Finding | None:
     if drop <= PEAK_ERRORS * error or drop <= PEAK_SHARE * height:
         return None
     at = means.steps[means.values.index(peak)]
-    validation = history.validation
-    best = at_its_best(history, at)
-    if best and validation.values[-1] > validation.values[0] + chance(history):
-        return None  # the prompts become harder, the policy better
+    if better_in_validation(history, at):
+        return None
+    validation, best = history.validation, at_its_best(history, at)
     evidence = f"{SCORE}, mean of {width} steps: {peak:.3g} at step {at}, {last:.3g} at step {means.steps[-1]}"
     waits = len(validation) > 0 and validation.steps[-1] <= at  # for the next validation
     certain = drop > 2 * PEAK_SHARE * height and drop > 6 * error and not best and not waits
@@ -134,6 +135,12 @@ def at_its_best(history: History, step: int) -> bool:
     if not len(validation.after(step)):
         return False
     return validation.values[-1] >= max(validation.values) - max(RISE / 2, chance(history))
+
+
+def better_in_validation(history: History, step: int) -> bool:
+    """The prompts become harder, the policy better."""
+    validation = history.validation
+    return at_its_best(history, step) and validation.values[-1] > validation.values[0] + chance(history)
 
 
 def height_above_lowest(history: History, score: float) -> float:

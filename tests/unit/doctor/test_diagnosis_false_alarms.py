@@ -246,6 +246,15 @@ def test_a_score_that_falls_on_harder_prompts_is_no_fault_while_the_validation_r
     assert finding.kind == "reward_falls" and finding.certain
 
 
+@pytest.mark.parametrize(("rise", "found"), [(0.25, []), (-0.2, ["reward_collapse"])])
+def test_a_score_near_0_on_much_harder_prompts_is_no_collapse(rise: float, found: list[str]) -> None:
+    values: Values = {
+        "critic/score/mean": lambda step: 0.8 if step < 10 else 0.05 + 0.01 * (-1) ** step,
+        "val-core/math/acc/mean@1": lambda step: 0.3 + rise * step / 40 if step % 5 == 0 else math.nan,
+    }
+    assert kinds(long_history(values, steps=40)) == found
+
+
 # Single steps
 
 
