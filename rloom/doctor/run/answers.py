@@ -1,8 +1,10 @@
 """Prompts and answers: cut off, repeated, random, always equal, almost never right, of changing length."""
 
+import json
 import math
+from pathlib import Path
 
-from rloom.algos.ranges import UNREADABLE, model_entries, model_path
+from rloom.algos.ranges import model_path
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import (
     ACTOR,
@@ -367,7 +369,7 @@ def equal_groups(history: History) -> Finding | None:
     ]
     if len(score):
         evidence.append(f"{SCORE}: {score.tail.mean:.3g} in these steps")
-    certain = len(share) >= FEWEST_CERTAIN and equal >= EQUAL_CERTAIN
+    certain = len(share) >= FEWEST_CERTAIN and equal >= EQUAL_CERTAIN and not too_easy(history)  # solved is no fault
     return EQUAL_GROUPS.found(history, share.tail.span, evidence, certain=certain)
 
 
@@ -377,9 +379,9 @@ def equal_groups(history: History) -> Finding | None:
 def context(history: History) -> float:
     """Tokens of the model, by its config.json."""
     try:
-        length = float(model_entries(model_path(history.config))["max_position_embeddings"])
-        return length if length > 0 else math.inf
-    except UNREADABLE:
+        fields = json.loads((Path(model_path(history.config)) / "config.json").read_text(encoding="utf-8"))
+        return float(fields["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError):
         return 512.0 if model_path(history.config) == "embedded" else math.inf
 
 
@@ -565,9 +567,8 @@ def no_better(history: History, length: Series) -> str | None:
     if len(validation) == 2 and validation.values[1] > validation.values[0]:
         return None
     if score is None or not score.rises:
-        if len(validation):
-            return f"fewer than {FEWEST_VALIDATIONS} validations, and the reward does not rise"
-        return "no accuracy is measured, and the reward does not rise"
+        few = f"fewer than {FEWEST_VALIDATIONS} validations, and the reward does not rise"
+        return few if len(validation) else "no accuracy is measured, and the reward does not rise"
     follows = correlation_of_changes(history.series(SCORE), length)
     if (follows if grows(history) else -follows) < FOLLOWS:
         return None
@@ -575,16 +576,13 @@ def no_better(history: History, length: Series) -> str | None:
 
 
 def may_improve(history: History, length: Series) -> bool:
-    """Score or accuracy of training are higher than at first, if only by chance: longer reasoning pays off slowly. Not
-    a score that changes with the length in each step, and not before there are enough validations of a run that has
-    any."""
+    """Score or accuracy are above the first ones, if only by chance: longer reasoning pays off slowly. Not a score that
+    changes with the length in each step."""
     if 0 < len(history.validation) < FEWEST_VALIDATIONS:
-        return True
-    follows = correlation_of_changes(history.series(SCORE), length)
-    paid = (follows if grows(history) else -follows) >= FOLLOWS
-    names = ("reward/acc",) if paid else ("reward/acc", SCORE)
-    trends = [trend for name in names if (trend := history.series(name).trend) is not None]
-    return any(trend.change > SMALLEST_CHANGE * abs(trend.first) for trend in trends)
+        return True  # not known yet
+    follows = correlation_of_changes(history.series(SCORE), length) * (1 if grows(history) else -1)
+    trends = [history.series(name).trend for name in ("reward/acc", *([SCORE] if follows < FOLLOWS else []))]
+    return any(trend is not None and trend.change > SMALLEST_CHANGE * abs(trend.first) for trend in trends)
 
 
 def accuracy_of(history: History) -> tuple[str, Trend] | None:

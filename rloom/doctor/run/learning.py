@@ -53,6 +53,8 @@ def reward_collapse(history: History) -> Finding | None:
     if best - fmean(late) <= COLLAPSE_ERRORS * error or best <= lowest:
         return None
     step, last = score.steps[place], score.steps[-1]
+    if better_in_validation(history, step):
+        return None
     limit = lowest + COLLAPSED * (best - lowest)
     begin = next(s for s, v in zip(score.steps, score.values, strict=True) if s > step and v <= limit)
     evidence = [
@@ -117,10 +119,9 @@ def falls_in_training(history: History) -> Finding | None:
     if drop <= PEAK_ERRORS * error or drop <= PEAK_SHARE * height:
         return None
     at = means.steps[means.values.index(peak)]
-    validation = history.validation
-    best = at_its_best(history, at)
-    if best and validation.values[-1] > validation.values[0] + chance(history):
-        return None  # the prompts become harder, the policy better
+    if better_in_validation(history, at):
+        return None
+    validation, best = history.validation, at_its_best(history, at)
     evidence = f"{SCORE}, mean of {width} steps: {peak:.3g} at step {at}, {last:.3g} at step {means.steps[-1]}"
     waits = len(validation) > 0 and validation.steps[-1] <= at  # for the next validation
     certain = drop > 2 * PEAK_SHARE * height and drop > 6 * error and not best and not waits
@@ -134,6 +135,12 @@ def at_its_best(history: History, step: int) -> bool:
     if not len(validation.after(step)):
         return False
     return validation.values[-1] >= max(validation.values) - max(RISE / 2, chance(history))
+
+
+def better_in_validation(history: History, step: int) -> bool:
+    """The prompts become harder, the policy better."""
+    validation = history.validation
+    return at_its_best(history, step) and validation.values[-1] > validation.values[0] + chance(history)
 
 
 def height_above_lowest(history: History, score: float) -> float:
@@ -247,11 +254,23 @@ def higher_rate(history: History) -> list[Advice]:
     return [Change(key, float(f"{3 * history.number(key, 1e-6):.1g}"), "a learning rate 3 times higher")]
 
 
+def never_trained(history: History) -> Support:
+    last, end = max(history.steps, default=0), history.end or {}
+    if end.get("status") != "finished" or not history.warmup >= last > 0:
+        return False
+    return f"{WARMUP} is {history.warmup}, and the run has {last} steps"
+
+
 NO_PROGRESS = Fault(
     "no_progress",
     Severity.WARNING,
     "The run does not learn",
     (
+        Cause(
+            "only the critic was trained: its warm-up is as long as the run",
+            never_trained,
+            lambda history: [Change(WARMUP, 0, "train the policy from the first step on")],
+        ),
         TINY_REWARDS,
         Cause(
             "the learning rate is too low",
@@ -270,9 +289,8 @@ def no_progress(history: History) -> Finding | None:
     score, validation = history.series(SCORE), history.validation
     trend, place = score.trend, history.score_place
     unusual = [value.key for value in history.unusual if "no_progress" in value.explains]
-    explained, end = bool(unusual), history.end or {}
-    never = WARMUP in unusual or (end.get("status") == "finished" and len(score) and history.warmup >= score.steps[-1])
-    counted = len(score if never else score.after(history.warmup))
+    explained = bool(unusual or never_trained(history))
+    counted = len(score if WARMUP in unusual or never_trained(history) else score.after(history.warmup))
     size = parameters(model_path(history.config))
     fewest = FEWEST_FLAT if size is not None and size < SMALL else FEWEST_FLAT_LARGE
     fewest = FEWEST_EXPLAINED if explained else fewest

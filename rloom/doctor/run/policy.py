@@ -254,7 +254,8 @@ def entropy_collapse(history: History) -> Finding | None:
         return None
     first, last = entropy.values[0], entropy.tail.mean
     score = history.series(SCORE)
-    solved = len(score) > 0 and score.tail.mean >= 0.9 * max(high.values, default=0.0) > 0
+    at_top = len(score) > 0 and score.tail.mean >= 0.9 * max(high.values, default=0.0) > 0
+    solved = at_top or (history.score_place or 0.0) >= 0.9  # between the lowest and the highest score, such as -1 and 1
     if solved or (not never_entropy(history) and (last > COLLAPSED * first or history.score_rises)):
         return None
     evidence = [

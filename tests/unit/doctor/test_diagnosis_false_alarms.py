@@ -161,6 +161,13 @@ def test_steps_without_progress_are_those_after_the_warm_up_of_the_critic() -> N
     assert kinds(history(still, keys, 99)) == [] and kinds(history(still, keys, 100)) == ["no_progress"]
     never = only(history(still, {**keys, "trainer.total_training_steps": 20}))
     assert never.kind == "no_progress" and never.certain and never.keys == ("trainer.critic_warmup",)
+    epochs = history(still, {**keys, "trainer.total_training_steps": None})
+    assert kinds(epochs) == []  # it may go on
+    ended = only(History(epochs.metrics, epochs.config, [{"event": "end", "status": "finished"}]))
+    assert ended.kind == "no_progress" and ended.changes[0].assignment == "trainer.critic_warmup=0"
+    assert "trainer.critic_warmup is 60, and the run has 20 steps" in ended.evidence
+    assert to_chinese(ended.causes[0]) == "只训练了 critic：它的预热与整个运行一样长"
+    assert to_chinese(ended.evidence[-1]) == "trainer.critic_warmup 为 60，而运行共 20 步"
 
 
 # Supervised fine-tuning
@@ -237,6 +244,15 @@ def test_a_score_that_falls_on_harder_prompts_is_no_fault_while_the_validation_r
     assert not any(finding.certain for finding in diagnose(harder(0.0)))
     finding = only(harder(-0.2))
     assert finding.kind == "reward_falls" and finding.certain
+
+
+@pytest.mark.parametrize(("rise", "found"), [(0.25, []), (-0.2, ["reward_collapse"])])
+def test_a_score_near_0_on_much_harder_prompts_is_no_collapse(rise: float, found: list[str]) -> None:
+    values: Values = {
+        "critic/score/mean": lambda step: 0.8 if step < 10 else 0.05 + 0.01 * (-1) ** step,
+        "val-core/math/acc/mean@1": lambda step: 0.3 + rise * step / 40 if step % 5 == 0 else math.nan,
+    }
+    assert kinds(long_history(values, steps=40)) == found
 
 
 # Single steps
