@@ -497,7 +497,7 @@ def test_the_report_of_a_running_run_in_chinese() -> None:
 def test_every_part_of_a_report_is_translated(kind: str) -> None:
     for finding in diagnose(FAULTY[kind]()):
         english, chinese = (live_message(finding, Path("runs/p/e"), to) for to in (str, to_chinese))
-        assert [line[:2] for line in chinese.splitlines()][0] == "警告" and "Warning" not in chinese
+        assert chinese.startswith("警告：") and "Warning" not in chinese
         assert english.count("\n") == chinese.count("\n") and to_chinese(finding.title) in chinese
 
 
