@@ -1,15 +1,26 @@
 """Atomic writes: after a crash at any time, the file is the old one or the new one."""
 
 import os
+import secrets
 from pathlib import Path
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a temporary file in the same folder, sync it, rename it."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    sync(temporary)
-    temporary.replace(file)
+    """Write a temporary file in the same folder, sync it, rename it.
+
+    Its name cannot be guessed, and it must be new: a link that others put there would lead to any file of the user.
+    """
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with open(handle, "w", encoding="utf-8") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(handle)
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(file.parent)
 
 

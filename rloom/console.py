@@ -10,7 +10,7 @@ from typing import TextIO
 
 from rloom.errors import ConfigError, RloomError, WorkerError
 from rloom.language import translate
-from rloom.terminal import discard_output, fitted, printable
+from rloom.terminal import accept_any_text, discard_output, fitted, printable
 
 log = logging.getLogger(__name__)
 STARTED_S = time.monotonic()  # the commands import this module first
@@ -70,6 +70,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 def run_safely(command: Callable[[], int]) -> int:
     """Run a command and print user errors without a traceback."""
+    accept_any_text()
     ours = logging.getLogger("rloom")
     ours.setLevel(logging.INFO)
     handler = _Handler()

@@ -4,6 +4,7 @@ A terminal interprets control characters: it moves the cursor over what was prin
 clipboard (OSC 52). Bidirectional overrides show text in another order than it has. They are printed as escapes.
 """
 
+import io
 import os
 import re
 import sys
@@ -79,6 +80,13 @@ def _folded_line(line: str, width: int) -> list[str]:
         else:
             lines[-1] += piece
     return lines
+
+
+def accept_any_text() -> None:
+    """A standard output whose encoding lacks a character (ASCII, of a job without a locale) prints `?` for it."""
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+        stream.reconfigure(errors="replace")
 
 
 def discard_output() -> None:

@@ -143,8 +143,9 @@ def learning_rate(small: Bounds, small_lora: Bounds, large: Bounds, large_lora: 
 def number(keys: Keys, key: str, default: float) -> float:
     """Of a key whose numbers are positive. `default`: it has another value; a config.yaml may have any."""
     value = keys.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and 0 < value <= LARGEST else default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return default
+    return value if 0 < value <= LARGEST else default
 
 
 def total_steps(keys: Keys) -> float:

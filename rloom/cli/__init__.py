@@ -8,7 +8,7 @@ from importlib import import_module
 from rloom import __version__
 from rloom.cli.overview import render_overview, suggestion
 from rloom.language import translate
-from rloom.terminal import discard_output
+from rloom.terminal import accept_any_text, discard_output
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    accept_any_text()
     try:
         status = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()

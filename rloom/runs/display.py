@@ -19,10 +19,11 @@ from rloom.language import translate
 from rloom.runs.measures import LABELS, shown, validation_accuracies
 from rloom.runs.names import step_line
 from rloom.runs.remaining import SAVE, STEP, VALIDATION, RemainingTime, Schedule, clock_time
-from rloom.terminal import INDENT, folded, printable
+from rloom.terminal import INDENT, columns, folded, printable
 
 SEPARATOR = " · "
 PROGRESS_LINE_S = 30.0
+STOP_S = 1.0
 
 # Stages with a progress bar, and their labels.
 STAGE_LABELS = {
@@ -243,7 +244,7 @@ def _folded(parts: list[LinePart], width: int | None) -> list[list[LinePart]]:
     lines: list[list[LinePart]] = [[]]
     for part in parts:
         line = INDENT + SEPARATOR.join(map(str, [*lines[-1], part]))
-        if width is not None and lines[-1] and len(line) > width:
+        if width is not None and lines[-1] and columns(line) > width:
             lines.append([])
         lines[-1].append(part)
     return lines
@@ -285,7 +286,10 @@ class ProgressLines:
             self._thread.start()
 
     def stop(self) -> None:
+        """A line that is being written is finished first, unless nobody reads it."""
         self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(STOP_S)
 
     def _run(self) -> None:
         while not self._stopped.wait(self._every_s):

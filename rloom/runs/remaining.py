@@ -74,8 +74,9 @@ class RemainingTime:
         for part in PARTS:
             usual = self.usual_s(part)
             left += self.schedule.left(part, self.done[part]) * usual
-            if part in self._begun and self.done[part] < self.step:  # it is one of those that are left
-                left -= min(now - self._begun[part], usual)
+            begun = self._begun.get(part)  # it may end meanwhile: a thread asks, too
+            if begun is not None and self.done[part] < self.step:  # it is one of those that are left
+                left -= min(now - begun, usual)
         return max(left, 0.0)
 
     def usual_s(self, part: str) -> float:

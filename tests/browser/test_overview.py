@@ -21,6 +21,8 @@ FOUND = {
             "evidence": [{"en": "0.0004 in 8 steps", "zh": "8 步中为 0.0004"}],
             "causes": [{"en": "a small learning rate", "zh": "学习率过小"}],
             "changes": [{"key": "actor.optim.lr", "value": "3e-6", "why": {"en": "three times as much", "zh": "三倍"}}],
+            "actions": [{"en": "look at <the answers>", "zh": "查看 <回答>"}],
+            "begin_again": True,
         }
     ],
 }
@@ -295,6 +297,8 @@ def test_findings_are_listed_at_the_top_and_explained_on_their_page(
     page.wait(lambda: page.text("main h1") == "Findings")
     assert page.texts(".finding li")[:2] == ["0.0004 in 8 steps", "a small learning rate"]
     assert page.texts(".finding .key-value") == ["actor.optim.lr=3e-6"]
+    assert page.texts(".finding .changes li")[0] == "look at <the answers>"
+    assert page.texts(".finding h3")[-1] == "What this run has learned cannot be used: begin again with these changes"
     monkeypatch.setattr("rloom.view.routes.findings", lambda run: {"steps": 8, "findings": []})
     page.wait(lambda: page.tick() or page.texts(".empty h2") == ["Nothing wrong was found"])
 

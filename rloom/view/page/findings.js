@@ -51,7 +51,10 @@ function card(finding) {
     el("header", {}, severityMark(finding.severity), el("h2", {}, inLanguage(finding.title)), steps(finding)),
     finding.evidence.length ? part("findings.evidence", el("ul", {}, finding.evidence.map((line) => el("li", {}, inLanguage(line))))) : null,
     finding.causes.length ? part("findings.causes", el("ol", {}, finding.causes.map((line) => el("li", {}, inLanguage(line))))) : null,
-    finding.changes.length ? part("findings.changes", el("ul", { class: "changes" }, finding.changes.map(change))) : null);
+    finding.actions.length || finding.changes.length
+      ? part(finding.begin_again ? "findings.begin_again" : "findings.changes", el("ul", { class: "changes" },
+        finding.actions.map((line) => el("li", {}, el("span", {}, inLanguage(line)))), finding.changes.map(change)))
+      : null);
 }
 
 function part(key, content) {

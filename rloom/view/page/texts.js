@@ -153,6 +153,7 @@ export const TEXTS = {
   "findings.evidence": "Evidence",
   "findings.causes": "Likely causes, the likeliest first",
   "findings.changes": "What to change",
+  "findings.begin_again": "What this run has learned cannot be used: begin again with these changes",
   "findings.copy": "Copy",
   "findings.copied": "Copied",
   "findings.none": "Nothing wrong was found",

@@ -1,7 +1,8 @@
 """The checks accept any run: metrics that are missing, now and then or always, and values of any size.
-Healthy runs of many kinds get no certain finding."""
+Healthy runs of many kinds get no certain finding, and messages are translated."""
 
 import math
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.history import ROLLOUT, History
-from tests.unit.doctor.test_diagnosis import KEYS, critic_of_the_step, of_the_step
+from rloom.doctor.run.live import live_message
+from rloom.language import to_chinese
+from tests.unit.doctor.test_diagnosis import FAULTY, KEYS, critic_of_the_step, of_the_step
 
 NAMES = (
     *of_the_step(1),
@@ -102,3 +105,24 @@ def test_a_healthy_run_gets_no_certain_finding(n: int, low: float, high: float, 
         for last in (10, 20, 40, 61):
             certain = [f for f in diagnose(History(found.metrics[:last], found.config)) if f.certain]
             assert not certain, (number, last, certain)
+
+
+# The message of a running run in Chinese
+
+
+def test_the_report_of_a_running_run_in_chinese() -> None:
+    (finding,) = diagnose(FAULTY["reward_falls"]())
+    assert live_message(finding, Path("runs/p/e"), to_chinese).splitlines() == [
+        "警告：奖励在到达峰值后下降：critic/score/mean（6 步平均）：第 12 步 0.555，第 20 步 0.375。",
+        "可能的原因：学习率过高",
+        "可尝试：actor_rollout_ref.actor.optim.lr=5e-07。",
+        "rloom doctor runs/p/e 给出依据、原因和更多配置项。",
+    ]
+
+
+@pytest.mark.parametrize("kind", FAULTY)
+def test_every_part_of_a_report_is_translated(kind: str) -> None:
+    for finding in diagnose(FAULTY[kind]()):
+        english, chinese = (live_message(finding, Path("runs/p/e"), to) for to in (str, to_chinese))
+        assert chinese.startswith("警告：") and "Warning" not in chinese
+        assert english.count("\n") == chinese.count("\n") and to_chinese(finding.title) in chinese

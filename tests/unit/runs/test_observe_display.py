@@ -1,12 +1,16 @@
+import os
 import re
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from rloom.runs.display import Display, ProgressLines
+from rloom.runs.display import Display, LinePart, ProgressLines, _folded
 from rloom.runs.measures import validation_accuracies
 from rloom.runs.names import describe_metrics, with_aliases
 
@@ -243,10 +247,40 @@ def test_the_lines_come_from_a_thread_that_ends_with_the_display() -> None:
     lines.start()
     assert reported.wait(10.0)
     lines.stop()
-    [thread] = [each for each in threading.enumerate() if each.name == "progress-lines"] or [None]
-    if thread is not None:
-        thread.join(10.0)
     assert "progress-lines" not in {each.name for each in threading.enumerate()}
+
+
+def test_the_display_waits_only_shortly_for_a_line_that_nobody_reads() -> None:
+    blocked, written_at_last = threading.Event(), threading.Event()
+
+    def report() -> None:
+        blocked.set()
+        written_at_last.wait(30.0)
+
+    lines = ProgressLines(report, every_s=0.01)
+    lines.start()
+    assert blocked.wait(10.0)
+    begin = time.monotonic()
+    lines.stop()
+    assert 0.5 < time.monotonic() - begin < 10.0
+    written_at_last.set()
+
+
+def test_wide_characters_take_two_columns_of_a_line() -> None:
+    parts = [LinePart("步" * 10), LinePart("数" * 10)]  # 20 columns each, 4 of the indent, 3 between
+    assert len(_folded(parts, 46)) == 2 and len(_folded(parts, 47)) == 1
+
+
+def test_an_output_in_ascii_does_not_end_a_run() -> None:
+    code = (
+        "from rich.console import Console; from rloom.console import run_safely; "
+        "from rloom.runs.display import Display; "
+        "raise SystemExit(run_safely(lambda: Display(Console()).quote('64 × 8 步') or 0))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, b"64 ? 8 ?\n"), done.stderr
 
 
 def test_a_message_on_a_terminal_folds_between_words_and_leaves_paths_whole() -> None:

@@ -1,8 +1,12 @@
 """The events of a run: appended line by line, and read as they are in effect after a resume."""
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from rloom.atomic import replace_text
 from rloom.runs.records import EVENTS_FILE, EventLog
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
@@ -56,3 +60,22 @@ def test_a_run_log_writes_stages_with_their_begin_and_end_and_how_it_ended(tmp_p
     assert events[6]["measures"] == RunFolder(tmp_path).measures == {"a": "score"}
     assert events[-1]["status"] == "TimeoutError"
     assert all(before["time"] <= after["time"] for before, after in pairwise(events))
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, other = tmp_path / "labels.json", tmp_path / "other"
+    other.write_text("mine")
+    (tmp_path / f".labels.json.{os.getpid()}.tmp").symlink_to(other)
+    replace_text(file, "new")
+    assert (file.read_text(), other.read_text(), file.is_symlink()) == ("new", "mine", False)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "guessed")
+    (tmp_path / ".labels.json.guessed.tmp").symlink_to(other)
+    with pytest.raises(FileExistsError):
+        replace_text(file, "newer")
+    assert (file.read_text(), other.read_text()) == ("new", "mine")
+
+
+def test_a_text_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        replace_text(tmp_path / "a", "\ud800")
+    assert list(tmp_path.iterdir()) == []

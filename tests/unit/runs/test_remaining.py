@@ -110,3 +110,14 @@ def test_a_run_that_has_ended_has_nothing_left() -> None:
 
 def test_a_clock_time() -> None:
     assert [clock_time(seconds) for seconds in (0.4, 61, 3599.6, 90_061)] == ["0:00", "1:01", "1:00:00", "25:01:01"]
+
+
+def test_a_part_that_ends_while_the_time_is_asked_for() -> None:
+    class Ended(dict[str, float]):
+        def __contains__(self, part: object) -> bool:
+            return True
+
+    remaining = RemainingTime(Schedule(4), lambda: 0.0)
+    remaining.add_history([{"timing_s/step": 10.0}], 1)
+    remaining.step, remaining._begun = 2, Ended()
+    assert remaining.left_s() == 30.0

@@ -447,9 +447,7 @@ def test_findings_of_many_runs_are_read_in_several_requests(
         assert len(fresh.get("/api/findings")["badges"]) == 3
 
 
-def test_metrics_need_no_answers_and_findings_read_them_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_need_no_answers_and_findings_read_them_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     monkeypatch.setattr(Samples, "of", lambda path, *rest: read.append(path) or Samples())
     with viewing([folder]) as fresh:
