@@ -1,10 +1,8 @@
 """Prompts and answers: cut off, repeated, random, always equal, almost never right, of changing length."""
 
-import json
 import math
-from pathlib import Path
 
-from rloom.algos.ranges import model_path
+from rloom.algos.ranges import UNREADABLE, model_entries, model_path
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import (
     ACTOR,
@@ -379,9 +377,9 @@ def equal_groups(history: History) -> Finding | None:
 def context(history: History) -> float:
     """Tokens of the model, by its config.json."""
     try:
-        fields = json.loads((Path(model_path(history.config)) / "config.json").read_text(encoding="utf-8"))
-        return float(fields["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError):
+        length = float(model_entries(model_path(history.config))["max_position_embeddings"])
+        return length if length > 0 else math.inf
+    except UNREADABLE:
         return 512.0 if model_path(history.config) == "embedded" else math.inf
 
 
