@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 
 from rloom.import_path import OWN_FOLDER, child_command
 
 STOP_S = 20.0  # for a server to end after SIGTERM
 TAIL_LINES = 15
 HOST = "127.0.0.1"
+SERVER_PORTS = (20_000, 32_000)  # Linux gives connections those from 32,768 on
 PORT, MODEL = "{port}", "{model}"  # in a command of the user's
 
 
@@ -83,10 +85,13 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no process listens on, below those that the system gives to connections: one of these could take it
+    before the server has started."""
+    while True:
+        port = SystemRandom().randrange(*SERVER_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def own_command(command: str, model: str) -> list[str]:
