@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rloom.algos.needs import ESTIMATOR_KEY, ESTIMATORS, LOSS_KEY, LOSSES, EstimatorNeeds, LossNeeds
+from rloom.algos.needs import ESTIMATOR_KEY, ESTIMATORS, LOSS_KEY, EstimatorNeeds
 
 ACTOR, ROLLOUT, CRITIC, MODEL = (
     "actor_rollout_ref.actor",
@@ -82,10 +82,6 @@ class Unusual:
 
 def estimator(keys: Keys) -> EstimatorNeeds:
     return ESTIMATORS.get(str(keys.get(ESTIMATOR_KEY, "")), EstimatorNeeds())
-
-
-def loss(keys: Keys) -> LossNeeds:
-    return LOSSES.get(str(keys.get(LOSS_KEY, "vanilla")), LossNeeds())
 
 
 # of a config.json that is missing, is no JSON, is nested too deeply, or lacks an entry; or of the home of no user

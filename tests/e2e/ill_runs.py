@@ -118,11 +118,11 @@ ILL: Mapping[str, RunCase] = {
         lambda a, t: {"score": -right(a, t), "acc": right(a, t)}
     ), fix=RULE),
     "sign, 1 - correct": RunCase("reward_sign", "sign", reward=rewarded(lambda a, t: 1 - right(a, t)), fix=RULE),
-    "length pays": RunCase("length_paid", "length", reward=rewarded(
+    "length pays": RunCase("length_rewarded", "length", reward=rewarded(
         lambda a, t: 0.3 * right(a, t) + 0.2 * len(a)
     ), fix=RULE),
-    "length alone pays": RunCase("length_paid", "length", reward=rewarded(lambda a, t: 0.01 * len(a)), fix=RULE),
-    "short answers pay": RunCase("length_paid", "length", {LR: 1e-3}, reward=rewarded(
+    "length alone pays": RunCase("length_rewarded", "length", reward=rewarded(lambda a, t: 0.01 * len(a)), fix=RULE),
+    "short answers pay": RunCase("length_rewarded", "length", {LR: 1e-3}, reward=rewarded(
         lambda a, t: -float(len(a))
     ), fix={**RULE, "keys": {}}),
     "noise 30 %": RunCase(NOISE, "random", reward=rewarded(
@@ -135,7 +135,7 @@ ILL: Mapping[str, RunCase] = {
         lambda a, t: 5000.0 * right(a, t)
     )),
     "rewards of 1e-9": RunCase(STILL, "tiny", RLOO, reward=rewarded(lambda a, t: 1e-9 * right(a, t)), fix=RULE),
-    "reward reads one form of the answer": RunCase("right_unpaid", "built-in rule", reward=rewarded(
+    "reward reads one form of the answer": RunCase("right_not_rewarded", "built-in rule", reward=rewarded(
         lambda a, t: float(f"Answer: {t}" in a)
     ), fix=RULE),
     "one reward in five raises": RunCase("reward_failures", "exception", reward=failing, fix=RULE),

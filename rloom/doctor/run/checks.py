@@ -33,9 +33,9 @@ ORDER = (
     Check(reward.REWARD_CONSTANT, reward.reward_constant),
     Check(reward.FAILURES, reward.reward_failures),
     Check(reward.SIGN, reward.reward_sign),
-    Check(reward.LENGTH_PAID, reward.length_paid),
+    Check(reward.LENGTH_REWARDED, reward.length_rewarded),
     Check(reward.REWARD_NOISE, reward.reward_noise),
-    Check(reward.RIGHT_UNPAID, reward.right_unpaid),
+    Check(reward.RIGHT_NOT_REWARDED, reward.right_not_rewarded),
     Check(reward.HACKED, reward.reward_hacked),
     Check(numerics.LEARNING_RATE, numerics.learning_rate_zero),
     Check(numerics.GRADIENT, numerics.gradient_explosion),
@@ -71,7 +71,7 @@ AFTER_COLLAPSE = frozenset(
         *("gradient_explosion", "reward_hacked", "validation_apart"),
     }
 )
-OTHER_GOAL = NO_SIGNAL | AFTER_COLLAPSE | {"reward_collapse", "right_unpaid"}
+OTHER_GOAL = NO_SIGNAL | AFTER_COLLAPSE | {"reward_collapse", "right_not_rewarded"}
 # kind -> kinds that are only its consequences, and are left out beside it
 EXPLAINS: Mapping[str, frozenset[str]] = {
     "nonfinite": frozenset({"gradient_explosion", "run_failed", "policy_static", "critic_stuck", "credit_decay"}),
@@ -81,19 +81,19 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     "reward_zero": NO_SIGNAL | {"reward_hacked", "length_drift"},
     "reward_constant": NO_SIGNAL | {"reward_hacked", "length_drift"},
     "repeated_prompts": frozenset({"validation_apart", "no_progress"}),
-    "reward_sign": OTHER_GOAL | {"length_paid"},
-    "length_paid": OTHER_GOAL,
+    "reward_sign": OTHER_GOAL | {"length_rewarded"},
+    "length_rewarded": OTHER_GOAL,
     "reward_noise": frozenset(
-        {"no_progress", "reward_falls", "validation_apart", "reward_hacked", "critic_stuck", "right_unpaid"}
+        {"no_progress", "reward_falls", "validation_apart", "reward_hacked", "critic_stuck", "right_not_rewarded"}
     ),
-    "right_unpaid": NO_SIGNAL,
+    "right_not_rewarded": NO_SIGNAL,
     "reward_hacked": OTHER_GOAL - {"reward_collapse"},
     "reward_collapse": NO_SIGNAL | AFTER_COLLAPSE,
     "learning_rate_zero": frozenset(
         {"policy_static", "credit_decay", "critic_stuck", "no_progress", "loss_not_falling"}
     ),
     "low_score": NO_SIGNAL | {"length_drift", "reward_falls", "entropy_explosion", "validation_apart"},
-    "equal_groups": frozenset({"policy_static", "entropy_collapse", "no_progress", "right_unpaid"}),
+    "equal_groups": frozenset({"policy_static", "entropy_collapse", "no_progress", "right_not_rewarded"}),
     "policy_static": frozenset({"credit_decay", "no_progress"}),
     "credit_decay": frozenset({"critic_stuck", "no_progress"}),  # the critic's targets lack the reward in the same way
     "critic_stuck": frozenset({"no_progress"}),

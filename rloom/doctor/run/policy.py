@@ -392,12 +392,7 @@ CRITIC_STUCK = Fault(
         Cause(
             "rewards are far outside of ± critic.cliprange_value",
             beyond_clip,
-            lambda history: [
-                "return scores of about 0 to 1 from the reward function",
-                Change(
-                    f"{CRITIC}.cliprange_value", rounded(abs(history.series(SCORE).mean)), "the range of the scores"
-                ),
-            ],
+            smaller_scores,
         ),
         Cause("the critic's learning rate is too low; about ten times the actor's is usual", advice=higher_critic_rate),
         Cause(

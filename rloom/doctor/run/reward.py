@@ -19,9 +19,9 @@ TRAINING_ACCURACY = "reward/acc"
 VALIDATIONS_CERTAIN = 6  # the first of a few is the highest by chance
 OPPOSITE = -0.5  # correlation of score and correctness inside groups
 NOISY, NOISY_CERTAIN = 0.25, 0.4  # share of the score's variance among answers of the same text
-PAID_BY_LENGTH = 0.2  # share of the score's variance inside groups
-PAID_CORRELATION = 0.8  # among equally right answers
-UNPAID, UNPAID_CERTAIN = 0.25, 0.4  # share of the right answers
+LENGTH_SHARE = 0.2  # share of the score's variance inside groups
+LENGTH_CORRELATION = 0.8  # among equally right answers
+MISSED, MISSED_CERTAIN = 0.25, 0.4  # share of the right answers
 LENGTH_ALONE = 0.9  # correlation with the length where it is not known which answers are right
 
 FIX = "`rloom reward try FILE` scores an answer that is right and one that is wrong"
@@ -205,12 +205,14 @@ SIGN = Fault(
 
 
 def reward_sign(history: History) -> Finding | None:
-    pays, length = history.samples.pays_right, history.samples.length_share
-    if pays is None or pays > OPPOSITE or (length is not None and abs(length[1]) > LENGTH_ALONE):
+    correlation, length = history.samples.score_correctness_correlation, history.samples.length_share
+    if correlation is None or correlation > OPPOSITE or (length is not None and abs(length[1]) > LENGTH_ALONE):
         return None
     score, correct = history.series(SCORE), history.correctness
     measure = "the accuracy that the reward returns" if not history.samples.by_rule else "the built-in rule"
-    evidence = [f"score and correctness of the answers to a prompt have a correlation of {pays:.2f}, by {measure}"]
+    evidence = [
+        f"score and correctness of the answers to a prompt have a correlation of {correlation:.2f}, by {measure}"
+    ]
     if len(correct) > 1:
         evidence.append(
             f"{SCORE} goes from {score.values[0]:.3g} to {score.values[-1]:.3g}, the share of right answers from "
@@ -251,8 +253,8 @@ def reward_noise(history: History) -> Finding | None:
     return REWARD_NOISE.found(history, history.series(SCORE).span, evidence, certain=share > NOISY_CERTAIN)
 
 
-RIGHT_UNPAID = Fault(
-    "right_unpaid",
+RIGHT_NOT_REWARDED = Fault(
+    "right_not_rewarded",
     Severity.WARNING,
     "Right answers get the lowest score",
     (
@@ -265,20 +267,20 @@ RIGHT_UNPAID = Fault(
 )
 
 
-def right_unpaid(history: History) -> Finding | None:
-    found = history.samples.unpaid
-    if found is None or not history.samples.by_rule or not history.has_own_reward or found[0] < UNPAID:
+def right_not_rewarded(history: History) -> Finding | None:
+    found = history.samples.right_with_lowest_score
+    if found is None or not history.samples.by_rule or not history.has_own_reward or found[0] < MISSED:
         return None
     share, missed = found
     evidence = [
         f"{share:.0%} of the answers that the built-in rule finds right have the lowest score, {missed.score:g}",
         f"an answer of step {missed.step}: {brief(missed.text)}; expected: {brief(str(missed.truth))}",
     ]
-    return RIGHT_UNPAID.found(history, history.series(SCORE).span, evidence, certain=share > UNPAID_CERTAIN)
+    return RIGHT_NOT_REWARDED.found(history, history.series(SCORE).span, evidence, certain=share > MISSED_CERTAIN)
 
 
-LENGTH_PAID = Fault(
-    "length_paid",
+LENGTH_REWARDED = Fault(
+    "length_rewarded",
     Severity.WARNING,
     "The reward depends on the length of the answer",
     (
@@ -294,19 +296,19 @@ LENGTH_PAID = Fault(
 )
 
 
-def length_paid(history: History) -> Finding | None:
+def length_rewarded(history: History) -> Finding | None:
     found, known = history.samples.length_share, any(a.right is not None for a in history.samples.answers)
     if found is None or not history.has_own_reward:
         return None
     share, correlated = found
-    if share < PAID_BY_LENGTH or abs(correlated) < (PAID_CORRELATION if known else LENGTH_ALONE):
+    if share < LENGTH_SHARE or abs(correlated) < (LENGTH_CORRELATION if known else LENGTH_ALONE):
         return None
     longer = "longer" if correlated > 0 else "shorter"
     evidence = [
         f"{share:.0%} of the variance of the scores inside groups goes with the length among equally right answers: "
         f"{longer} answers score higher (correlation {correlated:.2f})"
     ]
-    return LENGTH_PAID.found(history, history.series(SCORE).span, evidence, certain=True)
+    return LENGTH_REWARDED.found(history, history.series(SCORE).span, evidence, certain=True)
 
 
 def rising_parts(history: History) -> list[str]:
@@ -341,9 +343,7 @@ HACKED = Fault(
         ),
         Cause(
             "the judge or reward model prefers answers that are not correct",
-            lambda history: (
-                judged(history) or bool(history.config.get("reward_model.enable")) or not history.has_own_reward
-            ),
+            prefers_wrong,
             lambda history: [LOOK],
         ),
     ),

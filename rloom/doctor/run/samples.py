@@ -134,7 +134,7 @@ class Samples:
         return along * along / lengths / total, along / math.sqrt(lengths * scores)
 
     @cached_property
-    def pays_right(self) -> float | None:
+    def score_correctness_correlation(self) -> float | None:
         """Correlation of score and correctness inside groups. None: it is not known, or too few differ."""
         pairs = []
         for group in self.groups:
@@ -148,7 +148,7 @@ class Samples:
         return sum(s * r for s, r in pairs) / math.sqrt(scores * rights)
 
     @cached_property
-    def unpaid(self) -> tuple[float, SampledAnswer] | None:
+    def right_with_lowest_score(self) -> tuple[float, SampledAnswer] | None:
         """Share of the right answers that have the lowest score of all, and one of them.
 
         None: too few are right, or all right ones have it.

@@ -152,11 +152,11 @@ FAULTY: Mapping[str, Callable[[], History]] = {
     "reward_constant": lambda: history({f"critic/score/{name}": 0.7 for name in ("mean", "max", "min")}),
     "reward_failures": lambda: history({"reward/failed": lambda step: 30.0 * (step % 2)}),
     "reward_sign": lambda: with_answers(answers(lambda number, right: -right)),
-    "length_paid": lambda: with_answers(
+    "length_rewarded": lambda: with_answers(
         answers(lambda number, right: right or 0.5 * (number % 4), text=lambda n: "x" * (n % 1000) + f" #### {n}")
     ),
     "reward_noise": lambda: with_answers(answers(lambda number, right: float(number % 3), text=lambda n: "#### 1")),
-    "right_unpaid": lambda: with_answers(answers(lambda number, right: right * (number // 4 % 2))),
+    "right_not_rewarded": lambda: with_answers(answers(lambda number, right: right * (number // 4 % 2))),
     "reward_hacked": lambda: history({"reward/acc": flat, "reward/format": lambda step: 0.05 * step}),
     "learning_rate_zero": lambda: history({"actor/lr": 0.0}),
     "gradient_explosion": lambda: history({"actor/grad_norm": lambda step: 0.5 * 1.5**step}),

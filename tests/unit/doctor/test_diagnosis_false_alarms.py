@@ -166,8 +166,8 @@ def test_steps_without_progress_are_those_after_the_warm_up_of_the_critic() -> N
     ended = only(History(epochs.metrics, epochs.config, [{"event": "end", "status": "finished"}]))
     assert ended.kind == "no_progress" and ended.changes[0].assignment == "trainer.critic_warmup=0"
     assert "trainer.critic_warmup is 60, and the run has 20 steps" in ended.evidence
-    assert to_chinese(ended.causes[0]) == "只训练了 critic：它的预热与整个运行一样长"
-    assert to_chinese(ended.evidence[-1]) == "trainer.critic_warmup 为 60，而运行共 20 步"
+    assert to_chinese(ended.causes[0]) == "只训练了 critic：它的预热与整个训练一样长"
+    assert to_chinese(ended.evidence[-1]) == "trainer.critic_warmup 为 60，而训练共 20 步"
 
 
 # Supervised fine-tuning

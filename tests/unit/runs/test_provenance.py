@@ -97,6 +97,12 @@ def test_secrets_inside_values_are_not_shown() -> None:
     }
 
 
+@pytest.mark.usefixtures("time_limit")
+def test_a_text_of_one_long_word_takes_time_in_proportion_to_its_length() -> None:
+    word = "W" * 2_000_000  # hours, where every letter of it is tried as the start of a name
+    assert without_secrets({"a": f"{word} 9api_key: abc"}) == {"a": f"{word} 9api_key: ***"}
+
+
 def test_no_default_of_a_key_is_hidden() -> None:
     defaults = {name: key.default for name, key in leaf_keys().items() if key.default}
     shown = without_secrets(defaults)
