@@ -33,8 +33,8 @@ SECRET_VALUE = re.compile(
     r"|(?<=[?&])[\w-]*(?:key|token|secret|sig|signature|password|pwd)=[^&\s]+",
     re.IGNORECASE,
 )
-# `api_key: abc` and `api_key=abc` inside of a text: YAML, JSON, headers. A word is tried once, from its start: a text of
-# one long word takes time in proportion to its length.
+# `api_key: abc` and `api_key=abc` inside of a text: YAML, JSON, headers. A word is tried once, from its start: one long
+# word takes time in proportion to its length.
 NAMED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)[\"']?\s*[:=]\s*")
 NAMED_VALUE = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\[[^\]]*\]|\{[^}]*\}|[^,}\]&\n]+")
 
