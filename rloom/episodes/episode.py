@@ -12,18 +12,8 @@ import torch
 from torch import Tensor
 
 from rloom.batch import Turn
+from rloom.episodes.base import ToolCall
 from rloom.types import Message
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a tool, as it is shown."""
-
-    name: str
-    arguments: str
-    result: str
-    seconds: float
-    error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+"""Environments in processes of their own, as the driver uses them: begin, act, end. All of it in one event loop."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rloom.episodes.base import ACT, BEGIN, END, Observation, Setup, ToolSchema
+from rloom.errors import RewardError
+from rloom.import_path import child_command
+from rloom.rewards.framing import framed
+from rloom.types import Message
+
+LOAD_LIMIT_S = 120.0
+KILL_GRACE_S = 2.0  # after a call's limit, at which the process raises an error itself
+LONGEST_REPLY = 64 << 20
+_LENGTH = struct.Struct("!Q")
+
+
+class EnvironmentFailed(Exception):
+    """The environment raised an error, did not answer in time, or its process ended. The episode has no reward."""
+
+
+class EnvironmentProcess:
+    """One forked process, which serves one episode after the other."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid, self.connection = pid, connection
+        self.reader: asyncio.StreamReader | None = None
+        self.writer: asyncio.StreamWriter | None = None
+
+    async def call(self, request: Sequence[Any], limit_s: float) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(limit_s):
+                if self.reader is None or self.writer is None:
+                    self.reader, self.writer = await asyncio.open_connection(sock=self.connection)
+                self.writer.write(framed(pickle.dumps(tuple(request), protocol=pickle.HIGHEST_PROTOCOL)))
+                (length,) = _LENGTH.unpack(await self.reader.readexactly(_LENGTH.size))
+                if length > LONGEST_REPLY:
+                    raise EnvironmentFailed(f"a reply of {length:,} bytes; at most {LONGEST_REPLY:,} are read")
+                found: Mapping[str, Any] = json.loads(await self.reader.readexactly(length))
+        except TimeoutError:
+            raise EnvironmentFailed(f"no answer after {limit_s - KILL_GRACE_S:g} s; its process was killed") from None
+        except (asyncio.IncompleteReadError, OSError):
+            raise EnvironmentFailed("its process ended") from None
+        if "failed" in found:
+            raise EnvironmentFailed(found["failed"])
+        return found
+
+    def kill(self) -> None:
+        for signal_group in (os.killpg, os.kill):  # before it is the leader of a group, the first one fails
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal_group(self.pid, signal.SIGKILL)
+        if self.writer is not None:
+            self.writer.close()
+        else:
+            self.connection.close()
+
+
+class EnvironmentPool:
+    """At most `most` processes at a time. A process that failed is killed, others are used again."""
+
+    def __init__(self, setup: Setup, most: int) -> None:
+        self.setup = setup
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            self.server = subprocess.Popen(
+                child_command("rloom.episodes.server"),
+                stdin=theirs.fileno(),
+                env={"OMP_NUM_THREADS": "1", **os.environ},
+                start_new_session=True,
+            )
+        self.free: list[EnvironmentProcess] = []
+        self.places = asyncio.Semaphore(most)
+        self.forking = asyncio.Lock()
+        self.killed = 0
+
+    def load(self) -> tuple[ToolSchema, ...]:
+        """Wait until the user's file is loaded, and return the tools. Blocks."""
+        self.control.settimeout(LOAD_LIMIT_S)
+        self.control.sendall(framed(pickle.dumps(self.setup, protocol=pickle.HIGHEST_PROTOCOL)))
+        with self.control.makefile("rb") as received:
+            header = received.read(_LENGTH.size)
+            found = json.loads(received.read(_LENGTH.unpack(header)[0])) if header else {"failed": "its process ended"}
+        if "failed" in found:
+            raise RewardError(found["failed"])
+        return tuple(found["tools"])
+
+    async def process(self) -> EnvironmentProcess:
+        if self.free:
+            return self.free.pop()
+        async with self.forking:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                socket.send_fds(self.control, [b"f"], [theirs.fileno()])
+            pid = await asyncio.to_thread(self.control.recv, 4)
+            return EnvironmentProcess(int.from_bytes(pid, "big"), ours)
+
+    @contextlib.asynccontextmanager
+    async def episode(self):
+        """An environment that begins; ended and given back when the context is left."""
+        async with self.places:
+            process = await self.process()
+            episode = RunningEnvironment(process, self.setup.limits.call_s + KILL_GRACE_S)
+            try:
+                yield episode
+            finally:
+                if episode.ended:
+                    self.free.append(process)
+                else:
+                    self.killed += 1
+                    process.kill()
+
+    def close(self) -> None:
+        for process in self.free:
+            process.kill()
+        self.control.close()
+        try:
+            self.server.wait(KILL_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.server.kill()
+            self.server.wait()
+
+
+class RunningEnvironment:
+    """The environment of one episode."""
+
+    def __init__(self, process: EnvironmentProcess, limit_s: float) -> None:
+        self.process, self.limit_s, self.ended = process, limit_s, False
+
+    async def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+        return tuple((await self.process.call((BEGIN, dict(row), tuple(messages)), self.limit_s))["messages"])
+
+    async def act(self, text: str) -> Observation:
+        return Observation.from_json(await self.process.call((ACT, text), self.limit_s))
+
+    async def end(self) -> float | None:
+        found = await self.process.call((END,), self.limit_s)
+        self.ended = True
+        reward = found["reward"]
+        return None if reward is None else float(reward)

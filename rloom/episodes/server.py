@@ -1,0 +1,164 @@
+"""The process that the environments' processes are forked from, and such a process.
+
+The user's file is imported once, here. A process serves one episode at a time. When a call does not end in its time, an
+error is raised in it, and if that has no effect the driver kills the process. Processes that it leaves behind become
+children of this one, which kills them.
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rloom.episodes.base import ACT, BEGIN, END, Environment, Setup
+from rloom.episodes.contracts import make_environment
+from rloom.errors import RloomError
+from rloom.interrupts import outlive_sigterm
+from rloom.plugins import load_plugin
+from rloom.rewards.framing import framed, read_frame, write_all
+from rloom.runtime.fork_server import end_with_parent
+
+KEY = "actor_rollout_ref.rollout.multi_turn.environment"
+NICENESS = 5  # generation gets most of a core that both want
+SET_CHILD_SUBREAPER = 36  # of prctl, on Linux
+
+
+class CallTimeout(Exception):
+    """A call took longer than its limit."""
+
+
+def main() -> None:
+    """Started with its connection to the driver as stdin."""
+    os.nice(NICENESS)
+    outlive_sigterm()
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
+    setup: Setup = pickle.loads(read_frame(control.recv))
+    try:
+        made = load_plugin(KEY, setup.reference)
+        environment = make_environment(made, setup.kwargs, setup.limits)
+        answer: dict[str, Any] = {"tools": environment.tools}
+        environment.close()
+    except Exception as error:
+        reason = str(error) if isinstance(error, RloomError) else f"{KEY}={setup.reference}: {one_line(error)}"
+        reply(control, {"failed": reason})
+        return
+    reply(control, answer)
+    serve(control, setup, made)
+
+
+def serve(control: socket.socket, setup: Setup, made: Any) -> None:
+    """Fork a process for every connection that the driver sends, until the driver ends."""
+    children: set[int] = set()
+    while True:
+        ready, _, _ = select.select([control], [], [], 0.5)
+        if ready:
+            data, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not data:
+                break
+            server, pid = os.getpid(), os.fork()
+            if pid == 0:
+                try:
+                    control.close()
+                    end_with_parent(server)
+                    os.setsid()  # a kill of its process group ends what it has started
+                    serve_episodes(socket.socket(fileno=fds[0]), setup, made)
+                except (EOFError, OSError):
+                    pass  # the driver closed the connection
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(0)
+            children.add(pid)
+            for fd in fds:
+                os.close(fd)
+            control.sendall(pid.to_bytes(4, "big"))
+        reap(children)
+    for pid in children:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    kill_left_behind(set())
+
+
+def reap(children: set[int]) -> None:
+    with suppress(ChildProcessError):
+        while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+            children.discard(pid)
+    kill_left_behind(children)
+
+
+def kill_left_behind(children: set[int]) -> None:
+    """Processes whose parent, an environment's process, has ended."""
+    with suppress(OSError):
+        listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        for pid in map(int, listed):
+            if pid not in children:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def serve_episodes(connection: socket.socket, setup: Setup, made: Any) -> None:
+    signal.signal(signal.SIGALRM, raise_timeout)
+    environment: Environment | None = None
+    try:
+        while True:
+            what, *arguments = pickle.loads(read_frame(connection.recv))
+            try:
+                with_limit = partial(limited, setup.limits.call_s)
+                if what == BEGIN:
+                    environment = with_limit(make_environment, made, setup.kwargs, setup.limits)
+                    row, messages = arguments
+                    answer = {"messages": with_limit(environment.begin, row, messages)}
+                elif what == ACT:
+                    assert environment is not None
+                    answer = with_limit(environment.act, *arguments).to_json()
+                else:
+                    assert what == END and environment is not None
+                    answer = {"reward": with_limit(environment.end)}
+                    ended, environment = environment, None
+                    with_limit(ended.close)
+            except Exception as error:  # of the user's code
+                answer = {"failed": one_line(error)}
+            reply(connection, answer)
+    finally:
+        if environment is not None:
+            environment.close()
+
+
+def limited(limit_s: float, function: Any, *arguments: Any) -> Any:
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        return function(*arguments)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def raise_timeout(number: int, frame: FrameType | None) -> None:
+    raise CallTimeout("it took longer than its limit")
+
+
+def reply(connection: socket.socket, answer: Mapping[str, Any]) -> None:
+    write_all(connection.fileno(), framed(json.dumps(answer).encode(errors="replace")))
+
+
+def one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+
+
+if __name__ == "__main__":
+    main()
