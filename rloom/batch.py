@@ -47,6 +47,8 @@ class Trajectory:
     score: Score
     experts_LMK: Tensor | None = None  # as in Batch
     text: str = ""  # the policy's tokens, decoded without special ones
+    branch: int = 0  # an episode whose past was rewritten has several, from 0; each is a trajectory
+    turn_rewards: tuple[tuple[int, float], ...] = ()  # (index of a turn's last token, the part of the score it gets)
 
     @property
     def mask_L(self) -> Tensor:
@@ -76,6 +78,10 @@ class Batch:
     # int16, iff routing is replayed: the experts that the rollout's routers chose when the token was the model's input.
     # -1: the rollout did not compute it (the last token of a sample), and the trainer's router chooses.
     experts_TMK: Tensor | None = field(default=None, kw_only=True)
+    # int64, iff an episode has several branches: equal for those of one episode, which count once in all statistics
+    episode_N: Tensor | None = field(default=None, kw_only=True)
+    turn_rewards_T: Tensor | None = field(default=None, kw_only=True)  # iff turns are rewarded; contained in score_N
+    episode_tokens_N: Tensor | None = field(default=None, kw_only=True)  # iff episode_N, in an update: see aggregate.py
 
     @classmethod
     def pack(cls, trajectories: Sequence[Trajectory]) -> "Batch":
@@ -88,6 +94,8 @@ class Batch:
             score_N=torch.tensor([t.score.value or 0.0 for t in trajectories]),
             valid_N=torch.tensor([t.score.ok for t in trajectories]),
             experts_TMK=pack_experts(trajectories),
+            episode_N=pack_episodes(trajectories),
+            turn_rewards_T=pack_turn_rewards(trajectories),
         )
 
     def __len__(self) -> int:
@@ -98,6 +106,18 @@ class Batch:
         """The index of each token's sample."""
         rows_N = torch.arange(len(self), device=self.length_N.device)
         return torch.repeat_interleave(rows_N, self.length_N, output_size=len(self.tokens_T))
+
+    @property
+    def counted_N(self) -> Tensor:
+        """bool, True for one sample of each episode."""
+        if self.episode_N is None:
+            return torch.ones_like(self.valid_N)
+        counted_N = torch.zeros_like(self.valid_N)
+        _, member_N = self.episode_N.unique(return_inverse=True)
+        rows_N = torch.arange(len(self), device=member_N.device)
+        first_E = rows_N.new_full((len(member_N),), len(self)).scatter_reduce(0, member_N, rows_N, "amin")
+        counted_N[first_E[first_E < len(self)]] = True
+        return counted_N
 
     @property
     def loss_mask_T(self) -> Tensor:
@@ -220,6 +240,23 @@ def pack_experts(trajectories: Sequence[Trajectory]) -> Tensor | None:
             for t in trajectories
         ]
     )
+
+
+def pack_episodes(trajectories: Sequence[Trajectory]) -> Tensor | None:
+    """None if every episode is one trajectory. The branches of an episode follow each other."""
+    first_N = torch.tensor([t.branch == 0 for t in trajectories])
+    return None if first_N.all() else first_N.cumsum(0) - 1
+
+
+def pack_turn_rewards(trajectories: Sequence[Trajectory]) -> Tensor | None:
+    """None if no turn has a reward of its own."""
+    if not any(t.turn_rewards for t in trajectories):
+        return None
+    rewards = [torch.zeros(len(t.tokens_L)) for t in trajectories]
+    for reward_L, trajectory in zip(rewards, trajectories, strict=True):
+        for place, value in trajectory.turn_rewards:
+            reward_L[place] += value
+    return torch.cat(rewards)
 
 
 def token_indices(length_N: Tensor, rows_N: Tensor) -> Tensor:

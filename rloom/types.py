@@ -42,6 +42,8 @@ class Sample:
     prompt_tokens: tuple[int, ...] = ()
     response_tokens: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)  # as in Prompt
+    conversation: tuple[Message, ...] = ()  # all messages of an episode of several turns
+    environment_reward: float | None = None  # of that episode
 
 
 SampleGroup = tuple[Sample, ...]  # answers to one prompt that are scored in one call

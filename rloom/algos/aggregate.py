@@ -16,13 +16,24 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-
 @dataclass(frozen=True)
 class Counts:
     tokens: int  # in the loss
-    samples: int  # samples with at least one of them
+    samples: int  # samples with at least one of them; branches of one episode are one
     horizon: int  # maximum answer length, the constant of seq-mean-token-sum-norm
 
     @classmethod
     def of(cls, batch: Batch, horizon: int) -> "Counts":
         mask_T = batch.loss_mask_T
-        return cls(int(mask_T.sum()), len(batch.sample_T[mask_T].unique()), horizon)
+        with_loss = batch.sample_T[mask_T].unique()
+        samples = with_loss if batch.episode_N is None else batch.episode_N[with_loss].unique()
+        return cls(int(mask_T.sum()), len(samples), horizon)
+
+
+def episode_tokens(batch: Batch) -> Tensor | None:
+    """Tokens in the loss of each sample's episode. None: every sample is an episode."""
+    if batch.episode_N is None:
+        return None
+    count_N = sum_by_sample(batch.loss_mask_T.long(), batch.sample_T, len(batch))
+    _, member_N = batch.episode_N.unique(return_inverse=True)
+    return count_N.new_zeros(len(batch)).index_add(0, member_N, count_N)[member_N]
 
 
 def aggregate(value_T: Tensor, batch: Batch, mode: str, counts: Counts) -> Tensor:
@@ -36,5 +47,8 @@ def aggregate(value_T: Tensor, batch: Batch, mode: str, counts: Counts) -> Tenso
     if mode == "seq-mean-token-sum-norm":
         return kept_T.sum() / (samples * counts.horizon)
     assert mode == "seq-mean-token-mean", mode
-    length_N = sum_by_sample(mask_T.to(value_T.dtype), batch.sample_T, len(batch)).clamp(min=1)
+    if batch.episode_tokens_N is None:
+        length_N = sum_by_sample(mask_T.to(value_T.dtype), batch.sample_T, len(batch)).clamp(min=1)
+    else:
+        length_N = batch.episode_tokens_N.to(value_T.dtype).clamp(min=1)
     return (kept_T / length_N[batch.sample_T]).sum() / samples

@@ -136,8 +136,8 @@ def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
 def gpg(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
     """Group policy gradient (Chu et al. 2025): R - mean, times the number of samples over those with R != 0."""
     groups, return_N = Groups.of(inputs.batch), inputs.return_N
-    valid_N = inputs.batch.valid_N
-    scale = valid_N.sum() / ((return_N != 0) & valid_N).sum().clamp(min=1)
+    counted_N = groups.counted_N
+    scale = counted_N.sum() / ((return_N != 0) & counted_N).sum().clamp(min=1)
     return broadcast_to_tokens(inputs, groups, scale * (return_N - groups.mean(return_N)))
 
 

@@ -33,16 +33,17 @@ class Groups:
 
     member_N: Tensor  # group number of each sample, from 0
     valid_N: Tensor
+    counted_N: Tensor  # valid, and one sample of each episode
     size: int
 
     @classmethod
     def of(cls, batch: Batch) -> "Groups":
         names, member_N = torch.unique(batch.group_N, return_inverse=True)
-        return cls(member_N, batch.valid_N, len(names))
+        return cls(member_N, batch.valid_N, batch.valid_N & batch.counted_N, len(names))
 
     def total(self, value_N: Tensor) -> Tensor:
-        valid_N = value_N.where(self.valid_N, 0)  # where, not times: the value of a failed sample may not be finite
-        return value_N.new_zeros(self.size).index_add(0, self.member_N, valid_N)[self.member_N]
+        counted_N = value_N.where(self.counted_N, 0)  # where, not times: the value of a failed sample may not be finite
+        return value_N.new_zeros(self.size).index_add(0, self.member_N, counted_N)[self.member_N]
 
     def largest(self, value_N: Tensor) -> Tensor:
         """-inf if no sample of the group is valid."""

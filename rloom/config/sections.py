@@ -352,6 +352,28 @@ class ValKwargs(Section):
     do_sample: bool = key(False, "False: greedy at any temperature.")
 
 
+class MultiTurn(Section):
+    environment: str | None = key(
+        None,
+        "What answers the policy between its turns: the name of an environment of rloom, or your own class or list of "
+        "functions as file.py:name or module:name. null: one turn.",
+        needs_consent=names_code,
+    )
+    environment_kwargs: dict[str, Any] = key({}, "Arguments of the environment's class.")
+    max_assistant_turns: int | None = key(None, "Turns of the policy in an episode. null: no limit.", ge=1)
+    max_turn_length: int | None = key(
+        None, "Tokens of one turn. null: what is left of `data.max_response_length`.", ge=1
+    )
+    max_parallel_calls: int = key(1, "Calls of tools in one turn; further ones are not run.", ge=1)
+    max_tool_response_length: int = key(256, "Characters of one tool's result; longer ones are cut.", ge=1)
+    tool_response_truncate_side: Literal["left", "middle", "right"] = key(
+        "middle", "Which side of a long result is kept: left, right, or both without the middle."
+    )
+    tool_timeout_s: float = key(60.0, "Time limit of one step of the environment.", gt=0)
+    episode_timeout_s: float | None = key(None, "Time limit of an episode. null: none.", gt=0)
+    max_environments: int = key(512, "Episodes that run at a time, each in a process.", ge=1)
+
+
 class RolloutSection(PassSection):
     pass_keys: ClassVar[PassKeys] = SCORING_PASSES
 
@@ -426,6 +448,11 @@ class RolloutSection(PassSection):
         "Further arguments of the engine. hf: of `generate`; vllm: of EngineArgs; sglang: of ServerArgs; trtllm: of "
         "TorchLlmArgs.",
         needs_consent=bool,  # generate() of transformers takes code as custom_generate
+    )
+    multi_turn: MultiTurn = section(
+        MultiTurn,
+        "Several turns: an environment or tools between answers.",
+        switch=Switch("environment", "an answer is one turn", on="=file.py:NAME"),
     )
     server: ServerSection = section(
         ServerSection, "Inference servers, for name=vllm, sglang and trtllm.", same_run=True

@@ -93,7 +93,9 @@ class TextEnvironment:
 
     def act(self, text: str) -> Observation:
         found = call(self.instance.step, text)
-        said, reward, done = (found["observation"], found.get("reward"), found["done"]) if isinstance(found, Mapping) else found[:3]
+        said, reward, done = (
+            (found["observation"], found.get("reward"), found["done"]) if isinstance(found, Mapping) else found[:3]
+        )
         messages = said_messages(said, self.limits)
         return Observation(messages, None if reward is None else float(reward), bool(done))
 

@@ -91,5 +91,9 @@ class Branch:
             start = stop
         last = next(node for node in reversed(nodes) if node.sampled)
         return cls(
-            torch.cat([node.tokens_L for node in nodes]), torch.cat(logprobs), tuple(turns), tuple(rewards), last.finished
+            torch.cat([node.tokens_L for node in nodes]),
+            torch.cat(logprobs),
+            tuple(turns),
+            tuple(rewards),
+            last.finished,
         )

@@ -59,7 +59,7 @@ class EnvironmentProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal_group(self.pid, signal.SIGKILL)
         if self.writer is not None:
-            self.writer.close()
+            self.writer.transport.abort()
         else:
             self.connection.close()
 
@@ -118,9 +118,13 @@ class EnvironmentPool:
                     self.killed += 1
                     process.kill()
 
-    def close(self) -> None:
+    async def end(self) -> None:
+        """End all processes. In the event loop that used them."""
         for process in self.free:
             process.kill()
+        self.free.clear()
+
+    def close(self) -> None:
         self.control.close()
         try:
             self.server.wait(KILL_GRACE_S)

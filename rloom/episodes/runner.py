@@ -7,62 +7,25 @@ puts completions there, so tools run while other episodes decode.
 import asyncio
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import Any
 
 import torch
 
-from rloom.episodes.base import Limits, ToolSchema
+from rloom.episodes.base import Limits
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
+from rloom.episodes.record import Ending, EpisodeRecord
 from rloom.episodes.template import Added, TurnTemplate
 from rloom.net.loop import EventLoop
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.types import Message, Prompt
 
 IDLE_S = 0.02  # how long the engines' thread waits for the next request
-
-
-class Ending(Enum):
-    """Why an episode ended."""
-
-    DONE = "done"  # the environment said so
-    TURNS = "turn limit"
-    TOKENS = "token limit"
-    TURN_TOKENS = "token limit of a turn"
-    TIME = "time limit"
-    FAILED = "environment failed"
-
-
-@dataclass
-class EpisodeRecord:
-    """A finished episode."""
-
-    episode: Episode
-    ending: Ending
-    reward: float | None = None  # of the environment: of all turns, and of the end
-    failure: str | None = None  # why the environment failed
-    rewritten: int = 0  # times the past was written in another way, which began a branch
-    tool_seconds: float = 0.0
-
-    @property
-    def turns(self) -> int:
-        return sum(node.sampled for node in self.episode.nodes)
-
-    @property
-    def messages(self) -> list[Message]:
-        """Of the last branch."""
-        return [message for index in self.episode.path(len(self.episode.nodes) - 1) for message in self.episode.nodes[index].messages]
-
-    @property
-    def text(self) -> str:
-        """What the policy wrote."""
-        return "\n".join(node.messages[0]["content"] for node in self.episode.nodes if node.sampled)
+BEGIN_S = 5.0  # and for the first requests of all episodes
 
 
 @dataclass(frozen=True)
@@ -78,13 +41,15 @@ class EpisodeRow:
 class Turns:
     """Requests of running episodes and their completions, between the event loop and the engines' thread."""
 
-    def __init__(self, shares: int) -> None:
+    def __init__(self, shares: int, episodes: Sequence[int]) -> None:
+        """`episodes`: the share of each."""
         self.changed = threading.Condition()
         self.queued: list[deque[tuple[Request, Future[Completion]]]] = [deque() for _ in range(shares)]
         self.sent: list[list[Future[Completion]]] = [[] for _ in range(shares)]
         self.unfinished = [0] * shares
         self.finished: deque[tuple[int, EpisodeRecord]] = deque()  # (row, episode)
-        self.running = [0] * shares  # episodes
+        self.running = [episodes.count(share) for share in range(shares)]  # episodes
+        self.has_begun = [False] * shares
         self.error: BaseException | None = None
 
     async def generate(self, share: int, request: Request) -> Completion:
@@ -108,7 +73,10 @@ class Turns:
     def next_requests(self, share: int) -> list[Request] | None:
         """Requests of the share's episodes, maybe none. None: all its episodes have ended."""
         with self.changed:
-            if not self.queued[share] and not self.unfinished[share] and self.running[share] and self.error is None:
+            if not self.has_begun[share]:  # an engine allocates for the requests that it gets first
+                self.has_begun[share] = True
+                self.changed.wait_for(lambda: self.error or len(self.queued[share]) >= self.running[share], BEGIN_S)
+            elif not self.queued[share] and not self.unfinished[share] and self.running[share] and self.error is None:
                 self.changed.wait(IDLE_S)
             if self.error is not None:
                 raise self.error
@@ -143,19 +111,20 @@ class EpisodeRunner:
     response_tokens: int  # of an episode, after the prompt: sampled and added ones
     loop: EventLoop = field(default_factory=lambda: EventLoop("episodes"))
 
-    def start(self, rows: Sequence[EpisodeRow], sampling: Sampling, shares: int) -> Turns:
-        turns = Turns(shares)
-        for row in rows:
-            turns.running[row.share] += 1
-        for row in rows:
-            self.loop.start(self.run_one(row, sampling, turns))
-        return turns
-
-    def cancel(self) -> None:
-        self.loop.cancel_all()
+    @contextmanager
+    def started(self, rows: Sequence[EpisodeRow], sampling: Sampling, shares: int) -> Iterator[Turns]:
+        """Runs the episodes while the context is open; those that have not ended by then are cancelled."""
+        turns = Turns(shares, [row.share for row in rows])
+        try:
+            for row in rows:
+                self.loop.start(self.run_one(row, sampling, turns))
+            yield turns
+        finally:
+            self.loop.cancel_all()
 
     def close(self) -> None:
-        self.cancel()
+        self.loop.cancel_all()
+        self.loop.run(self.pool.end())
         self.loop.close()
         self.pool.close()
 
@@ -186,7 +155,7 @@ class RunningEpisode:
         self.runner, self.row, self.sampling, self.turns = runner, row, sampling, turns
         self.record = EpisodeRecord(Episode(), Ending.DONE)
         self.tokens: list[int] = []  # of the branch, so far
-        self.prompt_tokens = 0  # of the branch: before its first sampled token
+        self.prompt_tokens: int | None = None  # before the first answer of the episode
         self.leaf: int | None = None
 
     async def run(self, environment: RunningEnvironment) -> None:
@@ -233,7 +202,7 @@ class RunningEpisode:
     def begin_branch(self, messages: Sequence[Message]) -> Added:
         added = self.runner.template.start(messages)
         self.tokens, self.leaf = [], None
-        self.prompt_tokens = len(added.tokens)
+        self.prompt_tokens = len(added.tokens) if self.prompt_tokens is None else self.prompt_tokens
         self.add_node(Node(None, tuple(messages), torch.tensor(added.tokens), False))
         return added
 
@@ -242,6 +211,7 @@ class RunningEpisode:
         self.tokens += node.tokens_L.tolist()
 
     def budget(self) -> int:
+        assert self.prompt_tokens is not None  # the episode has begun
         left = self.runner.response_tokens - (len(self.tokens) - self.prompt_tokens)
         return left if self.runner.limits.turn_tokens is None else min(left, self.runner.limits.turn_tokens)
 
@@ -271,23 +241,3 @@ class RunningEpisode:
         assert self.leaf is not None
         nodes = self.record.episode.nodes
         nodes[self.leaf] = replace(nodes[self.leaf], reward=reward)
-
-
-def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Of one step."""
-    count = max(len(records), 1)
-    endings = Counter(record.ending for record in records)
-    calls = [call for record in records for node in record.episode.nodes for call in node.calls]
-    return {
-        "episode/turns/mean": sum(record.turns for record in records) / count,
-        "episode/turns/max": float(max((record.turns for record in records), default=0)),
-        "episode/tool_calls": len(calls) / count,
-        "episode/tool_errors": sum(call.error is not None for call in calls) / max(len(calls), 1),
-        "episode/tool_seconds": sum(record.tool_seconds for record in records) / count,
-        "episode/rewritten_past": sum(record.rewritten for record in records) / count,
-        **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending] / count for ending in Ending},
-    }
-
-
-Tools = tuple[ToolSchema, ...]
-Row = Mapping[str, Any]

@@ -22,7 +22,9 @@ PLAIN: dict[Any, dict[str, Any]] = {
     Any: {},
 }
 ARGUMENTS = re.compile(r"^\s*Args:\s*$(.*?)(?=^\s*(?:Returns|Raises|Yields|Examples?):|\Z)", re.MULTILINE | re.DOTALL)
-ONE_ARGUMENT = re.compile(r"^[ \t]*(\w+)[ \t]*(?:\([^)\n]*\))?:[ \t]*(.*(?:\n(?![ \t]*\w+[ \t]*(?:\([^)\n]*\))?:).*)*)", re.MULTILINE)
+ONE_ARGUMENT = re.compile(
+    r"^[ \t]*(\w+)[ \t]*(?:\([^)\n]*\))?:[ \t]*(.*(?:\n(?![ \t]*\w+[ \t]*(?:\([^)\n]*\))?:).*)*)", re.MULTILINE
+)
 RETURNS = re.compile(r"^\s*Returns:\s*$(.*?)(?=^\s*(?:Raises|Yields|Examples?):|\Z)", re.MULTILINE | re.DOTALL)
 
 

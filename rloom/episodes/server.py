@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress

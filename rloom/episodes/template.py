@@ -55,7 +55,9 @@ class TurnTemplate:
     def start(self, messages: Sequence[Message]) -> Added:
         """A conversation from its first messages, up to the start of the first answer."""
         text = self.render(messages)
-        return Added(Conversation(tuple(messages), (Segment(text, sampled=False),)), tokenize([text], self.tokenizer)[0])
+        return Added(
+            Conversation(tuple(messages), (Segment(text, sampled=False),)), tokenize([text], self.tokenizer)[0]
+        )
 
     def add(self, past: Conversation, messages: Sequence[Message], stop: str) -> Added | None:
         """The messages after the last answer. None: the template writes the past in another way.
@@ -70,7 +72,10 @@ class TurnTemplate:
         rest = rendered[end:]
         if stop and rest.lstrip().startswith(stop):
             rest = rest.lstrip().removeprefix(stop)
-        segments = (*past.segments, Segment(stop + rest, sampled=False))  # the text of an answer is without its stop token
+        segments = (
+            *past.segments,
+            Segment(stop + rest, sampled=False),
+        )  # the text of an answer is without its stop token
         return Added(Conversation(whole, segments), self.encode_after(stop, rest))
 
     def render(self, messages: Sequence[Message]) -> str:

@@ -22,8 +22,10 @@ from rloom.config.from_checkpoint import config_text, load_saved, run_directory_
 from rloom.config.load import expand
 from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
 from rloom.data.stream import PromptStream
+from rloom.episodes.runner import EpisodeRunner
 from rloom.errors import CheckpointError, ConfigError
 from rloom.launch.directory import IDENTITY_FILE, open_checkpoint
+from rloom.launch.episodes import open_episodes
 from rloom.launch.identity import Record
 from rloom.launch.inputs import HELD_OUT, Inputs, RunData, as_prompts, held_out_rows, read_inputs
 from rloom.launch.job import best_settings
@@ -138,10 +140,11 @@ def open_parts(
     with (
         open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
         open_groups(config, layout, logs) as groups,
+        open_episodes(config, tokenizer, groups.stop_ids) as episodes,
     ):
         at_once = scores_during_generation(config, layout)
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
-        sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward)
+        sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward, episodes)
         roles = Roles(
             policy=policy_learner(config, groups.policy, groups.workers.work.get("actor"), total),
             sampler=sampler,
@@ -193,13 +196,18 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
 
 
 def answer_sampler(
-    config: Config, rollout: Group, weight_sync: Group, tokenizer: PreTrainedTokenizerBase, reward: CompositeReward
+    config: Config,
+    rollout: Group,
+    weight_sync: Group,
+    tokenizer: PreTrainedTokenizerBase,
+    reward: CompositeReward,
+    episodes: EpisodeRunner | None = None,
 ) -> Sampler:
     def decode(answers: Sequence[Sequence[int]]) -> list[str]:
         # batch_decode takes an empty list for one empty answer
         return tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
 
-    return Sampler(rollout, weight_sync, reward, decode, config.data.seed)
+    return Sampler(rollout, weight_sync, reward, decode, config.data.seed, episodes)
 
 
 def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:

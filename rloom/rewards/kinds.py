@@ -115,6 +115,14 @@ KINDS: Mapping[str, RewardKind] = {
         title="reward servers",
         server=ServerTraits(lambda config, environment: True, lambda config: INSTEAD),
     ),
+    "environment": RewardKind(
+        parts=("environment_score",),
+        build="rloom.launch.episodes:environment_reward",
+        switch="actor_rollout_ref.rollout.multi_turn.environment",
+        is_set=lambda config: config.actor_rollout_ref.rollout.multi_turn.environment is not None,
+        title="environment",
+        measures_accuracy=True,
+    ),
     "format": RewardKind(
         parts=("format_score",),
         build="rloom.launch.rewards:format_rule",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rloom.algos.aggregate import Counts
+from rloom.algos.aggregate import Counts, episode_tokens
 from rloom.algos.objectives import FIRST_UPDATE_METRICS, Metrics, Objective
 from rloom.batch import Batch, TokenOutputs, TokenRecord, TrainBatch, token_indices
 from rloom.engines.base import Update
@@ -167,6 +167,7 @@ class Learner:
     def accumulate(self, mini: TrainBatch) -> "RowShares":
         """The gradient of one mini-batch, of which each worker computes a share."""
         mini = self.objective.prepare(mini)
+        mini = replace(mini, episode_tokens_N=episode_tokens(mini))
         counts = Counts.of(mini, self.mini_batching.horizon)
         rows = share_rows(mini.length_N.tolist(), self.group.shares, balance=self.balance)
         self.group.each("forward_backward", [(mini.select(share), self.objective, counts) for share in rows])

@@ -4,11 +4,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from rloom.algos.estimators import informative_groups
 from rloom.batch import Batch, Trajectory
+from rloom.episodes.runner import EpisodeRow, EpisodeRunner
 from rloom.errors import TrainingError
 from rloom.rewards.composite import CompositeReward
 from rloom.rollout.base import Request, Sampling
@@ -30,6 +31,7 @@ class Sampler:
     reward: CompositeReward
     decode: Decode
     seed: int
+    episodes: EpisodeRunner | None = None  # iff answers have several turns
 
     @cached_property
     def max_unfinished(self) -> int | None:
@@ -51,6 +53,8 @@ class Sampler:
             (first_group + index, prompt) for index, prompt in enumerate(prompts) for _ in range(answers_per_prompt)
         ]
         first_row = first_group * answers_per_prompt
+        if self.episodes is not None:
+            return self.run_episodes(self.episodes, rows, answers_per_prompt, first_row, sampling, seed_scope, progress)
         requests = [
             Request(prompt.tokens, sampling, draw_seed(self.seed, seed_scope, first_row + row))
             for row, (_, prompt) in enumerate(rows)
@@ -69,6 +73,45 @@ class Sampler:
                         progress(dispatcher.finished, len(rows))
             self.rollout.call("sleep")
         return scoring.pending()
+
+    def run_episodes(
+        self,
+        runner: EpisodeRunner,
+        rows: Sequence[tuple[int, Prompt]],  # (group, prompt)
+        answers_per_prompt: int,
+        first_row: int,
+        sampling: Sampling,
+        seed_scope: str,
+        progress: Progress,
+    ) -> PendingTrajectories:
+        """As `generate`, with an environment between the answers. The episodes of a prompt share an engine."""
+        shares = self.rollout.shares
+        planned = [
+            EpisodeRow(
+                row, row // answers_per_prompt % shares, prompt, partial(self.turn_seed, seed_scope, first_row + row)
+            )
+            for row, (_, prompt) in enumerate(rows)
+        ]
+        self.rollout.call("wake")
+        with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:
+            done = 0
+            with runner.started(planned, sampling, shares) as turns:
+                with closing(self.rollout.stream("generate_stream", turns.next_requests)) as stream:
+                    for share, finished in stream:
+                        scoring.check()
+                        for index, completion in finished:
+                            turns.complete(share, index, completion)
+                        for row, record in turns.take_finished():
+                            scoring.add(row, *rows[row], record)
+                            done += 1
+                            progress(done, len(rows))
+                for row, record in turns.take_finished():
+                    scoring.add(row, *rows[row], record)
+            self.rollout.call("sleep")
+        return scoring.pending()
+
+    def turn_seed(self, seed_scope: str, row: int, turn: int) -> int:
+        return draw_seed(self.seed, seed_scope if turn == 0 else f"{seed_scope}/turn {turn}", row)
 
     def sync_weights(self, version: int) -> None:
         """The rollout engines generate with the policy's current weights from now on."""

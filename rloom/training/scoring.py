@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 
 from rloom.batch import Trajectory, Turn
+from rloom.episodes.record import EpisodeRecord, episode_sample, episode_trajectories
 from rloom.rewards.base import PendingScores, ScoringUnit
 from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rollout.base import Completion
@@ -39,12 +40,18 @@ class PendingAnswer:
 
     prompt: Prompt
     group: int
-    completion: Completion
+    answer: Completion | EpisodeRecord
     text: str
     places: Sequence[ScoreIndex]  # one for each part of the reward
 
-    def trajectory(self, score: Score) -> Trajectory:
-        prompt, completion = self.prompt, self.completion
+    def trajectories(self, score: Score) -> list[Trajectory]:
+        """One; of an episode whose past was rewritten, several."""
+        if isinstance(self.answer, EpisodeRecord):
+            return episode_trajectories(self.answer, self.prompt, self.group, score)
+        return [self.trajectory(self.answer, score)]
+
+    def trajectory(self, completion: Completion, score: Score) -> Trajectory:
+        prompt = self.prompt
         before, after = len(prompt.tokens), len(completion.tokens_L)
         return Trajectory(
             prompt=prompt,
@@ -77,14 +84,15 @@ class PendingTrajectories:
         if update_moments:
             self.reward.update(rows)
         scores = map(self.reward.combine, rows)
-        return [answer.trajectory(score) for answer, score in zip(self.answers, scores, strict=True)]
+        found = zip(self.answers, scores, strict=True)
+        return [trajectory for answer, score in found for trajectory in answer.trajectories(score)]
 
 
 class Generated(NamedTuple):
     row: int
     group: int
     prompt: Prompt
-    completion: Completion
+    answer: Completion | EpisodeRecord
 
 
 class Decoded(NamedTuple):
@@ -167,9 +175,9 @@ class Scoring:
         if self._error is not None:
             raise self._error
 
-    def add(self, row: int, group: int, prompt: Prompt, completion: Completion) -> None:
+    def add(self, row: int, group: int, prompt: Prompt, answer: Completion | EpisodeRecord) -> None:
         self.check()
-        found = Generated(row, group, prompt, completion)
+        found = Generated(row, group, prompt, answer)
         self.generated[row] = found
         self._arriving.put(found)
 
@@ -177,7 +185,7 @@ class Scoring:
         """After the context is closed: all answers in the order of their rows."""
         answers = [
             PendingAnswer(
-                found.prompt, found.group, found.completion, self.texts[row], [part.places[row] for part in self.parts]
+                found.prompt, found.group, found.answer, self.texts[row], [part.places[row] for part in self.parts]
             )
             for row, found in sorted(self.generated.items())
         ]
@@ -214,7 +222,11 @@ class Scoring:
         return found
 
     def _decoded(self, arrived: Sequence[Generated]) -> list[Decoded]:
-        tokens = [tuple(found.completion.tokens_L.tolist()) for found in arrived]
+        episodes = [found for found in arrived if isinstance(found.answer, EpisodeRecord)]
+        if episodes:  # of a run with an environment, all are; their turns are decoded
+            self.texts |= {found.row: found.answer.text for found in episodes}
+            return [Decoded(found.row, found.group, episode_sample(found.prompt, found.answer)) for found in episodes]
+        tokens = [tuple(found.answer.tokens_L.tolist()) for found in arrived]
         texts = self.decode(tokens)
         self.texts |= {found.row: text for found, text in zip(arrived, texts, strict=True)}
         return [

@@ -1,0 +1,109 @@
+"""A finished episode, as rewards, training and metrics read it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from rloom.batch import Trajectory
+from rloom.episodes.episode import Episode
+from rloom.types import Message, Prompt, Sample, Score
+
+
+class Ending(Enum):
+    """Why an episode ended."""
+
+    DONE = "done"  # the environment said so
+    TURNS = "turn limit"
+    TOKENS = "token limit"
+    TURN_TOKENS = "token limit of a turn"
+    TIME = "time limit"
+    FAILED = "environment failed"
+
+
+@dataclass
+class EpisodeRecord:
+    """A finished episode."""
+
+    episode: Episode
+    ending: Ending
+    reward: float | None = None  # of the environment: of all turns, and of the end
+    failure: str | None = None  # why the environment failed
+    rewritten: int = 0  # times the past was written in another way, which began a branch
+    tool_seconds: float = 0.0
+
+    @property
+    def turns(self) -> int:
+        return sum(node.sampled for node in self.episode.nodes)
+
+    @property
+    def messages(self) -> list[Message]:
+        """Of the last branch."""
+        return [
+            message
+            for index in self.episode.path(len(self.episode.nodes) - 1)
+            for message in self.episode.nodes[index].messages
+        ]
+
+    @property
+    def text(self) -> str:
+        """What the policy wrote."""
+        return "\n".join(node.messages[0]["content"] for node in self.episode.nodes if node.sampled)
+
+
+def episode_sample(prompt: Prompt, record: EpisodeRecord) -> Sample:
+    """As a reward receives it: the response is what the policy wrote in all turns."""
+    tokens = [token for node in record.episode.nodes if node.sampled for token in node.tokens_L.tolist()]
+    return Sample(
+        data_source=prompt.data_source,
+        prompt=prompt.text,
+        response=record.text,
+        ground_truth=prompt.ground_truth,
+        extra_info=prompt.extra_info,
+        messages=prompt.messages,
+        prompt_tokens=prompt.tokens,
+        response_tokens=tuple(tokens),
+        columns=prompt.columns,
+        conversation=tuple(record.messages),
+        environment_reward=record.reward,
+    )
+
+
+def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, score: Score) -> list[Trajectory]:
+    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave."""
+    if record.failure is not None:
+        score = Score.failed(f"the environment failed: {record.failure}")
+    # rewards of turns are placed where they were given if they are all of the score; a mix is given at the end
+    placed = score.value is not None and record.reward is not None and abs(score.value - record.reward) < 1e-9
+    branches = list(record.episode.branches())
+    return [
+        Trajectory(
+            prompt=prompt,
+            group=group,
+            tokens_L=branch.tokens_L,
+            logprobs_L=branch.logprobs_L,
+            turns=branch.turns,
+            finished=branch.finished and record.ending is Ending.DONE,
+            score=score,
+            text=record.text,
+            branch=number,
+            turn_rewards=branch.rewards if placed and len(branches) == 1 else (),
+        )
+        for number, branch in enumerate(branches)
+    ]
+
+
+def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Of one step."""
+    count = max(len(records), 1)
+    endings = Counter(record.ending for record in records)
+    calls = [call for record in records for node in record.episode.nodes for call in node.calls]
+    return {
+        "episode/turns/mean": sum(record.turns for record in records) / count,
+        "episode/turns/max": float(max((record.turns for record in records), default=0)),
+        "episode/tool_calls": len(calls) / count,
+        "episode/tool_errors": sum(call.error is not None for call in calls) / max(len(calls), 1),
+        "episode/tool_seconds": sum(record.tool_seconds for record in records) / count,
+        "episode/rewritten_past": sum(record.rewritten for record in records) / count,
+        **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending] / count for ending in Ending},
+    }
