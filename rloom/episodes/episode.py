@@ -1,8 +1,8 @@
 """What happened in one episode: a graph of messages with their tokens, and what of it is trained.
 
-A node is a message; its parent is the message before it. An episode without a rewritten past is one line of nodes. Where
-the past is written in another way (by the chat template, or by an agent that shortens its history), a new branch begins
-at the last node that both have. Sampled tokens are stored as they were sampled.
+A node is a message; its parent is the message before it. An episode without a rewritten past is one line of nodes.
+Where the past is written in another way (by the chat template, or by an agent that shortens its history), a new branch
+begins. Sampled tokens are stored as they were sampled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,8 @@ class Node:
     logprobs_L: Tensor | None = None  # iff sampled
     version: int = 0  # of the weights, if sampled
     finished: bool = True  # if sampled: ended with a stop token
-    calls: tuple[ToolCall, ...] = ()
-    reward: float | None = None  # at the end of this node
-    seconds: float = 0.0
+    calls: tuple[ToolCall, ...] = ()  # if not sampled: of the answer before
+    reward: float | None = None  # if sampled: for this turn
 
 
 @dataclass
@@ -55,12 +54,16 @@ class Episode:
         return [index for index in range(len(self.nodes)) if index not in parents]
 
     def branches(self) -> "Iterator[Branch]":
-        """Every path from the first message to a leaf. A sampled node that several paths have is trained in the first."""
+        """Every path from the first message to a leaf. A sampled node on several paths is trained in the first.
+
+        An episode that ended before the first answer is one branch without turns.
+        """
         trained: set[int] = set()
+        answered = any(node.sampled for node in self.nodes)
         for leaf in self.leaves:
             path = self.path(leaf)
             new = [index for index in path if self.nodes[index].sampled and index not in trained]
-            if new:
+            if new or not answered:
                 trained.update(new)
                 yield Branch.of([self.nodes[index] for index in path], [index in new for index in path])
 
@@ -83,17 +86,12 @@ class Branch:
         for node, train in zip(nodes, trained, strict=True):
             stop = start + len(node.tokens_L)
             if train:
-                assert node.logprobs_L is not None
                 turns.append(Turn(start, stop, node.version))
                 if node.reward is not None:
                     rewards.append((stop - 1, node.reward))
-            logprobs.append(node.logprobs_L if train and node.logprobs_L is not None else torch.zeros(stop - start))
+            own = node.logprobs_L if train else None
+            logprobs.append(torch.zeros(stop - start) if own is None else own)
             start = stop
-        last = next(node for node in reversed(nodes) if node.sampled)
-        return cls(
-            torch.cat([node.tokens_L for node in nodes]),
-            torch.cat(logprobs),
-            tuple(turns),
-            tuple(rewards),
-            last.finished,
-        )
+        finished = next((node.finished for node in reversed(nodes) if node.sampled), False)
+        tokens_L = torch.cat([node.tokens_L for node in nodes])
+        return cls(tokens_L, torch.cat(logprobs), tuple(turns), tuple(rewards), finished)

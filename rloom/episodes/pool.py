@@ -9,7 +9,7 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from rloom.episodes.base import ACT, BEGIN, END, Observation, Setup, ToolSchema
@@ -90,6 +90,7 @@ class EnvironmentPool:
             header = received.read(_LENGTH.size)
             found = json.loads(received.read(_LENGTH.unpack(header)[0])) if header else {"failed": "its process ended"}
         if "failed" in found:
+            self.close()
             raise RewardError(found["failed"])
         return tuple(found["tools"])
 
@@ -104,8 +105,8 @@ class EnvironmentPool:
             return EnvironmentProcess(int.from_bytes(pid, "big"), ours)
 
     @contextlib.asynccontextmanager
-    async def episode(self):
-        """An environment that begins; ended and given back when the context is left."""
+    async def episode(self) -> "AsyncIterator[RunningEnvironment]":
+        """An environment that is to begin. Its process is used again if the episode was ended, else killed."""
         async with self.places:
             process = await self.process()
             episode = RunningEnvironment(process, self.setup.limits.call_s + KILL_GRACE_S)

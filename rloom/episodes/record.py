@@ -39,11 +39,8 @@ class EpisodeRecord:
     @property
     def messages(self) -> list[Message]:
         """Of the last branch."""
-        return [
-            message
-            for index in self.episode.path(len(self.episode.nodes) - 1)
-            for message in self.episode.nodes[index].messages
-        ]
+        nodes = self.episode.nodes
+        return [message for index in self.episode.path(len(nodes) - 1) for message in nodes[index].messages]
 
     @property
     def text(self) -> str:

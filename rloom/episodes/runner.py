@@ -147,6 +147,8 @@ class EpisodeRunner:
             run.record.ending = Ending.TIME
         except EnvironmentFailed as error:
             run.record.ending, run.record.failure = Ending.FAILED, str(error)
+        if not run.record.episode.nodes:  # it did not begin: a sample without turns
+            run.begin_branch(row.prompt.messages)
         return run.record
 
 
@@ -187,7 +189,7 @@ class RunningEpisode:
             if limits.turns is not None and turn >= limits.turns:
                 self.record.ending = Ending.TURNS
                 break
-            conversation = added.conversation.answered({"role": "assistant", "content": text}, text)
+            conversation = self.runner.template.answered(added.conversation, text)
             more = self.runner.template.add(conversation, seen.messages, stop)
             if more is None:
                 self.record.rewritten += 1

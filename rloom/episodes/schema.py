@@ -21,11 +21,10 @@ PLAIN: dict[Any, dict[str, Any]] = {
     dict: {"type": "object"},
     Any: {},
 }
-ARGUMENTS = re.compile(r"^\s*Args:\s*$(.*?)(?=^\s*(?:Returns|Raises|Yields|Examples?):|\Z)", re.MULTILINE | re.DOTALL)
-ONE_ARGUMENT = re.compile(
-    r"^[ \t]*(\w+)[ \t]*(?:\([^)\n]*\))?:[ \t]*(.*(?:\n(?![ \t]*\w+[ \t]*(?:\([^)\n]*\))?:).*)*)", re.MULTILINE
-)
-RETURNS = re.compile(r"^\s*Returns:\s*$(.*?)(?=^\s*(?:Raises|Yields|Examples?):|\Z)", re.MULTILINE | re.DOTALL)
+NEXT_PART = r"(?=^\s*(?:Returns|Raises|Yields|Examples?):|\Z)"
+ARGUMENTS = re.compile(rf"^\s*Args:\s*$(.*?){NEXT_PART}", re.MULTILINE | re.DOTALL)
+NAME = r"^[ \t]*(\w+)[ \t]*(?:\([^)\n]*\))?:[ \t]*"  # "number (int): "
+ONE_ARGUMENT = re.compile(rf"{NAME}(.*?)(?={NAME}|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 def descriptions(docstring: str) -> dict[str, str]:
     found = ARGUMENTS.search(docstring)
-    return {} if found is None else {name: " ".join(text.split()) for name, text in ONE_ARGUMENT.findall(found[1])}
+    return {} if found is None else {name: " ".join(text.split()) for name, text, _ in ONE_ARGUMENT.findall(found[1])}
 
 
 def type_schema(hint: Any, tool: str) -> dict[str, Any]:
@@ -64,7 +63,11 @@ def type_schema(hint: Any, tool: str) -> dict[str, Any]:
         return {**type_schema(type(inner[0]), tool), "enum": list(inner)}
     if origin in (Union, types.UnionType):
         kinds = [type_schema(one, tool) for one in inner if one is not type(None)]
-        found = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        if all(kind.keys() == {"type"} for kind in kinds):
+            names = [kind["type"] for kind in kinds]
+            found: dict[str, Any] = {"type": names[0] if len(names) == 1 else sorted(names)}
+        else:
+            found = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
         return {**found, "nullable": True} if type(None) in inner else found
     if origin is list:
         return {"type": "array", "items": type_schema(inner[0], tool)}

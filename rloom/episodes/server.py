@@ -52,7 +52,6 @@ def main() -> None:
         made = load_plugin(KEY, setup.reference)
         environment = make_environment(made, setup.kwargs, setup.limits)
         answer: dict[str, Any] = {"tools": environment.tools}
-        environment.close()
     except Exception as error:
         reason = str(error) if isinstance(error, RloomError) else f"{KEY}={setup.reference}: {one_line(error)}"
         reply(control, {"failed": reason})
@@ -130,13 +129,21 @@ def serve_episodes(connection: socket.socket, setup: Setup, made: Any) -> None:
                     assert what == END and environment is not None
                     answer = {"reward": with_limit(environment.end)}
                     ended, environment = environment, None
-                    with_limit(ended.close)
+                    with_limit(closed, ended)
             except Exception as error:  # of the user's code
                 answer = {"failed": one_line(error)}
             reply(connection, answer)
     finally:
         if environment is not None:
-            environment.close()
+            closed(environment)
+
+
+def closed(environment: Environment) -> None:
+    """An error here changes no result."""
+    try:
+        environment.close()
+    except Exception:
+        traceback.print_exc()
 
 
 def limited(limit_s: float, function: Any, *arguments: Any) -> Any:

@@ -3,9 +3,9 @@
 Sampled tokens are never encoded again. After an answer, the template is applied to the whole conversation, the text of
 the tokens that the conversation already has is located in it, and only the rest is encoded:
 
-    recorded   <|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n|7<|im_end|>|
-    rendered   <|im_start|>user\n3 + 4?<|im_end|>\n<|im_start|>assistant\n 7<|im_end|>\n<|im_start|>user\nRight.<|im_end|>\n...
-    added                                                                            |\n<|im_start|>user\nRight. ...
+    recorded   <|im_start|>user\\n3 + 4?<|im_end|>\\n<|im_start|>assistant\\n7<|im_end|>
+    rendered   <|im_start|>user\\n3 + 4?<|im_end|>\\n<|im_start|>assistant\\n7<|im_end|>\\n<|im_start|>user\\nRight. ...
+    added                                                                         \\n<|im_start|>user\\nRight. ...
 
 A template may write the past in another way once messages follow: it drops the reasoning of earlier answers, or moves
 the list of tools. Then nothing can be added, and the caller starts a new branch from the rendered conversation.
@@ -13,29 +13,22 @@ the list of tools. Then nothing can be added, and the caller starts a new branch
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rloom.data.chat import Tokenizer, render_chat, tokenize
+from rloom.errors import DataError
 from rloom.types import Message
 
-
-@dataclass(frozen=True)
-class Segment:
-    """Text of consecutive tokens of a conversation: of one answer, or of what stands between answers."""
-
-    text: str
-    sampled: bool
+PROBE = "\x02"  # a character that no template writes
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of a branch and the text of its tokens."""
+    """The messages of a branch and the text of its tokens, in pieces."""
 
     messages: tuple[Message, ...]
-    segments: tuple[Segment, ...]
-
-    def answered(self, message: Message, text: str) -> "Conversation":
-        return Conversation((*self.messages, message), (*self.segments, Segment(text, sampled=True)))
+    texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -55,31 +48,46 @@ class TurnTemplate:
     def start(self, messages: Sequence[Message]) -> Added:
         """A conversation from its first messages, up to the start of the first answer."""
         text = self.render(messages)
-        return Added(
-            Conversation(tuple(messages), (Segment(text, sampled=False),)), tokenize([text], self.tokenizer)[0]
-        )
+        [tokens] = tokenize([text], self.tokenizer)
+        return Added(Conversation(tuple(messages), (text,)), tokens)
+
+    def answered(self, past: Conversation, text: str) -> Conversation:
+        """`text`: of the answer's tokens, without the stop token."""
+        message = {"role": "assistant", "content": self.opening + text}
+        return Conversation((*past.messages, message), (*past.texts, text))
 
     def add(self, past: Conversation, messages: Sequence[Message], stop: str) -> Added | None:
         """The messages after the last answer. None: the template writes the past in another way.
 
-        `stop`: the text of the stop token that ended the answer, which is the last of its tokens; "": none did.
+        `stop`: the text of the stop token that ended the answer; "": none did.
         """
         whole = (*past.messages, *messages)
         rendered = self.render(whole)
-        end = end_of(past.segments, rendered)
+        end = end_of(past.texts, rendered)
         if end is None:
             return None
         rest = rendered[end:]
         if stop and rest.lstrip().startswith(stop):
             rest = rest.lstrip().removeprefix(stop)
-        segments = (
-            *past.segments,
-            Segment(stop + rest, sampled=False),
-        )  # the text of an answer is without its stop token
-        return Added(Conversation(whole, segments), self.encode_after(stop, rest))
+        return Added(Conversation(whole, (*past.texts, stop + rest)), self.encode_after(stop, rest))
 
-    def render(self, messages: Sequence[Message]) -> str:
-        return render_chat(messages, self.tokenizer, self.custom_chat_template, variables=self.variables)
+    @cached_property
+    def opening(self) -> str:
+        """What the template writes before an answer that belongs to its text, such as "<think>" of a model that always
+        reasons: a later turn reads it as a part of the message."""
+        question = {"role": "user", "content": "?"}
+        try:
+            before = self.render([question])
+            answered = self.render([question, {"role": "assistant", "content": PROBE}], answered=True)
+        except DataError:  # a template that refuses this conversation
+            return ""
+        head = answered.partition(PROBE)[0]
+        return before[len(head) :] if PROBE in answered and before.startswith(head) else ""
+
+    def render(self, messages: Sequence[Message], *, answered: bool = False) -> str:
+        return render_chat(
+            messages, self.tokenizer, self.custom_chat_template, answered=answered, variables=self.variables
+        )
 
     def encode_after(self, stop: str, text: str) -> tuple[int, ...]:
         """Tokens of the text. Some tokenizers begin every text with a space: it is encoded behind the stop token."""
@@ -90,13 +98,13 @@ class TurnTemplate:
         return tokenize([text], self.tokenizer)[0]
 
 
-def end_of(segments: Sequence[Segment], rendered: str) -> int | None:
-    """Where the text of the segments ends in the rendered conversation. None: it is not its beginning.
+def end_of(texts: Sequence[str], rendered: str) -> int | None:
+    """Where the texts end in the rendered conversation. None: they are not its beginning.
 
     White space does not count: templates strip answers and put lines between reasoning and answer.
     """
     end = 0
-    for character in "".join(segment.text for segment in segments):
+    for character in "".join(texts):
         if character.isspace():
             continue
         while end < len(rendered) and rendered[end].isspace():

@@ -262,8 +262,8 @@ def check_agreement(
     sampling = Sampling(min(TOKENS, longest - len(prompt)), temperature=temperature, ignore_eos=True)
     own = None if rollout is None else dict(rollout.generate([Request(prompt, sampling, seed=0)]))[0]
     completion = next(found for found in ([own] if alone else all_gather_objects(own)) if found is not None)
-    answer = PendingAnswer(Prompt(0, (), "", prompt, ""), 0, completion, "", ()).trajectory(Score(1.0))
-    batch = Batch.pack([answer])
+    answer = PendingAnswer(Prompt(0, (), "", prompt, ""), 0, completion, "", ())
+    batch = Batch.pack(answer.trajectories(Score(1.0)))
     difference = float((actor.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().mean())
     if not difference <= LARGEST_DIFFERENCE:  # nan, too
         raise ModelError(

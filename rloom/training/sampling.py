@@ -87,10 +87,8 @@ class Sampler:
         """As `generate`, with an environment between the answers. The episodes of a prompt share an engine."""
         shares = self.rollout.shares
         planned = [
-            EpisodeRow(
-                row, row // answers_per_prompt % shares, prompt, partial(self.turn_seed, seed_scope, first_row + row)
-            )
-            for row, (_, prompt) in enumerate(rows)
+            EpisodeRow(row, group % shares, prompt, partial(self.turn_seed, seed_scope, first_row + row))
+            for row, (group, prompt) in enumerate(rows)
         ]
         self.rollout.call("wake")
         with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:

@@ -222,17 +222,19 @@ class Scoring:
         return found
 
     def _decoded(self, arrived: Sequence[Generated]) -> list[Decoded]:
-        episodes = [found for found in arrived if isinstance(found.answer, EpisodeRecord)]
-        if episodes:  # of a run with an environment, all are; their turns are decoded
-            self.texts |= {found.row: found.answer.text for found in episodes}
-            return [Decoded(found.row, found.group, episode_sample(found.prompt, found.answer)) for found in episodes]
-        tokens = [tuple(found.answer.tokens_L.tolist()) for found in arrived]
-        texts = self.decode(tokens)
-        self.texts |= {found.row: text for found, text in zip(arrived, texts, strict=True)}
-        return [
-            Decoded(found.row, found.group, sample_of(found.prompt, own, text))
-            for found, own, text in zip(arrived, tokens, texts, strict=True)
-        ]
+        decoded: list[Decoded] = []
+        to_decode: list[tuple[Generated, Completion]] = []
+        for found in arrived:
+            if isinstance(found.answer, EpisodeRecord):  # its turns are decoded
+                self.texts[found.row] = found.answer.text
+                decoded.append(Decoded(found.row, found.group, episode_sample(found.prompt, found.answer)))
+            else:
+                to_decode.append((found, found.answer))
+        tokens = [tuple(completion.tokens_L.tolist()) for _, completion in to_decode]
+        for (found, _), own, text in zip(to_decode, tokens, self.decode(tokens), strict=True):
+            self.texts[found.row] = text
+            decoded.append(Decoded(found.row, found.group, sample_of(found.prompt, own, text)))
+        return decoded
 
 
 def sample_of(prompt: Prompt, tokens: tuple[int, ...], text: str) -> Sample:
