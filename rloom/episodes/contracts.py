@@ -120,7 +120,7 @@ class TextEnvironment:
         return Observation(as_messages(seen, self.limits), as_reward(reward), bool(done))
 
     def end(self) -> float | None:
-        return None
+        return 0.0  # beyond the rewards of the steps, of which there may be none
 
     def close(self) -> None:
         close(self.instance)
@@ -150,7 +150,7 @@ class StatesEnvironment:
         return Observation(messages, as_reward(found.get("rewards")), bool(found["done"]))
 
     def end(self) -> float | None:
-        return None
+        return 0.0
 
     def close(self) -> None:
         close(self.instance)
