@@ -8,7 +8,7 @@ pickle could run it here.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from rloom.types import Message
@@ -68,6 +68,7 @@ class Environment(Protocol):
 class Limits:
     """Of one episode. None: no limit."""
 
+    response_tokens: int  # after the first prompt, sampled and added ones; of each branch
     turns: int | None = None  # answers of the policy
     turn_tokens: int | None = None
     result_characters: int | None = None  # of one tool's result
@@ -82,8 +83,8 @@ class Setup:
     """What an environment is made of."""
 
     reference: str  # file.py:name or module:name
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    kwargs: Mapping[str, Any]
+    limits: Limits
 
 
 def cut(text: str, limit: int | None, side: str) -> str:

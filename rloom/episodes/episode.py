@@ -5,14 +5,16 @@ Where the past is written in another way (by the chat template, or by an agent t
 begins. Sampled tokens are stored as they were sampled.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rloom.batch import Turn
 from rloom.episodes.base import ToolCall
+from rloom.episodes.template import Conversation
 from rloom.types import Message
 
 
@@ -23,12 +25,17 @@ class Node:
     parent: int | None  # index in the episode
     messages: tuple[Message, ...]
     tokens_L: Tensor  # int64
-    sampled: bool  # the policy generated these tokens
+    conversation: Conversation  # from the first message to this one
+    sampled: bool = False  # the policy generated these tokens
     logprobs_L: Tensor | None = None  # iff sampled
     version: int = 0  # of the weights, if sampled
     finished: bool = True  # if sampled: ended with a stop token
+    stop: str = ""  # the text of that token
     calls: tuple[ToolCall, ...] = ()  # if not sampled: of the answer before
     reward: float | None = None  # if sampled: for this turn
+    seconds: float = 0.0  # of generation, or of the environment
+    shown: Message | None = None  # if sampled: the message that an agent received
+    experts_PMK: Tensor | None = None  # if sampled and routing is replayed: of all tokens of the path
 
 
 @dataclass
@@ -38,6 +45,13 @@ class Episode:
     def add(self, node: Node) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
+
+    def replace(self, index: int, **changed: Any) -> None:
+        self.nodes[index] = replace(self.nodes[index], **changed)
+
+    def tokens(self, leaf: int) -> list[int]:
+        """Of the path to this node."""
+        return [token for index in self.path(leaf) for token in self.nodes[index].tokens_L.tolist()]
 
     def path(self, leaf: int) -> list[int]:
         """From the first message to this one."""
@@ -65,7 +79,31 @@ class Episode:
             new = [index for index in path if self.nodes[index].sampled and index not in trained]
             if new or not answered:
                 trained.update(new)
-                yield Branch.of([self.nodes[index] for index in path], [index in new for index in path])
+                yield self.branch(path, set(new))
+
+    def branch(self, path: Sequence[int], trained: Set[int]) -> "Branch":
+        turns: list[Turn] = []
+        rewards: list[tuple[int, float]] = []
+        logprobs, start = list[Tensor](), 0
+        experts_LMK: Tensor | None = None
+        finished = False
+        for index in path:
+            node = self.nodes[index]
+            stop = start + len(node.tokens_L)
+            if index in trained:
+                turns.append(Turn(start, stop, node.version))
+                if node.reward is not None:
+                    rewards.append((stop - 1, node.reward))
+            if node.sampled:
+                finished, experts_LMK = node.finished, node.experts_PMK
+            own = node.logprobs_L if index in trained else None
+            logprobs.append(torch.zeros(stop - start) if own is None else own)
+            start = stop
+        if experts_LMK is not None and len(experts_LMK) < start:  # of tokens behind the last answer
+            unknown = experts_LMK.new_full((start - len(experts_LMK), *experts_LMK.shape[1:]), -1)
+            experts_LMK = torch.cat([experts_LMK, unknown])
+        tokens_L = torch.cat([self.nodes[index].tokens_L for index in path])
+        return Branch(tokens_L, torch.cat(logprobs), tuple(turns), tuple(rewards), finished, experts_LMK, tuple(path))
 
 
 @dataclass(frozen=True)
@@ -77,21 +115,5 @@ class Branch:
     turns: tuple[Turn, ...]
     rewards: tuple[tuple[int, float], ...]  # (index of the token, reward) of turns that have one
     finished: bool
-
-    @classmethod
-    def of(cls, nodes: Sequence[Node], trained: Sequence[bool]) -> "Branch":
-        turns: list[Turn] = []
-        rewards: list[tuple[int, float]] = []
-        logprobs, start = list[Tensor](), 0
-        for node, train in zip(nodes, trained, strict=True):
-            stop = start + len(node.tokens_L)
-            if train:
-                turns.append(Turn(start, stop, node.version))
-                if node.reward is not None:
-                    rewards.append((stop - 1, node.reward))
-            own = node.logprobs_L if train else None
-            logprobs.append(torch.zeros(stop - start) if own is None else own)
-            start = stop
-        finished = next((node.finished for node in reversed(nodes) if node.sampled), False)
-        tokens_L = torch.cat([node.tokens_L for node in nodes])
-        return cls(tokens_L, torch.cat(logprobs), tuple(turns), tuple(rewards), finished)
+    experts_LMK: Tensor | None
+    nodes: tuple[int, ...]  # of the episode, from its first message

@@ -21,7 +21,7 @@ class Ending(Enum):
     FAILED = "environment failed"
 
 
-@dataclass
+@dataclass(frozen=True)
 class EpisodeRecord:
     """A finished episode."""
 
@@ -29,8 +29,9 @@ class EpisodeRecord:
     ending: Ending
     reward: float | None = None  # of the environment: of all turns, and of the end
     failure: str | None = None  # why the environment failed
-    rewritten: int = 0  # times the past was written in another way, which began a branch
-    tool_seconds: float = 0.0
+    rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
+    branched: int = 0  # times an agent changed its history, which began a branch
+    environment_seconds: float = 0.0
 
     @property
     def turns(self) -> int:
@@ -85,6 +86,7 @@ def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, scor
             text=record.text,
             branch=number,
             turn_rewards=branch.rewards if placed and len(branches) == 1 else (),
+            experts_LMK=branch.experts_LMK,
         )
         for number, branch in enumerate(branches)
     ]
@@ -100,7 +102,8 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         "episode/turns/max": float(max((record.turns for record in records), default=0)),
         "episode/tool_calls": len(calls) / count,
         "episode/tool_errors": sum(call.error is not None for call in calls) / max(len(calls), 1),
-        "episode/tool_seconds": sum(record.tool_seconds for record in records) / count,
+        "episode/environment_seconds": sum(record.environment_seconds for record in records) / count,
         "episode/rewritten_past": sum(record.rewritten for record in records) / count,
+        "episode/branched": sum(record.branched for record in records) / count,
         **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending] / count for ending in Ending},
     }

@@ -8,21 +8,18 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-import torch
-
-from rloom.episodes.base import Limits
-from rloom.episodes.episode import Episode, Node
+from rloom.episodes.base import Limits, ToolSchema
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
 from rloom.episodes.record import Ending, EpisodeRecord
-from rloom.episodes.template import Added, TurnTemplate
+from rloom.episodes.writer import EpisodeWriter, Texts
 from rloom.net.loop import EventLoop
 from rloom.rollout.base import Completion, Request, Sampling
-from rloom.types import Message, Prompt
+from rloom.types import Prompt
 
 IDLE_S = 0.02  # how long the engines' thread waits for the next request
 BEGIN_S = 5.0  # and for the first requests of all episodes
@@ -101,14 +98,20 @@ class Turns:
         return found
 
 
+class LimitReached(Exception):
+    """An episode may not have a further answer."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.value)
+        self.ending = ending
+
+
 @dataclass
 class EpisodeRunner:
     pool: EnvironmentPool
-    template: TurnTemplate
-    decode: Callable[[Sequence[int]], str]  # without special tokens
-    stop_texts: Mapping[int, str]  # stop token -> its text
+    tools: tuple[ToolSchema, ...]
+    texts: Texts
     limits: Limits
-    response_tokens: int  # of an episode, after the prompt: sampled and added ones
     loop: EventLoop = field(default_factory=lambda: EventLoop("episodes"))
 
     @contextmanager
@@ -130,7 +133,7 @@ class EpisodeRunner:
 
     async def run_one(self, row: EpisodeRow, sampling: Sampling, turns: Turns) -> None:
         try:
-            record = await self.record(row, sampling, turns)
+            record = await self.record(RunningEpisode(row, sampling, turns, self.limits, EpisodeWriter(self.texts)))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # of rloom: raised where the answers are waited for
@@ -138,108 +141,97 @@ class EpisodeRunner:
         else:
             turns.end(row.share, row.row, record)
 
-    async def record(self, row: EpisodeRow, sampling: Sampling, turns: Turns) -> EpisodeRecord:
-        run = RunningEpisode(self, row, sampling, turns)
+    async def record(self, run: "RunningEpisode") -> EpisodeRecord:
         try:
             async with self.pool.episode() as environment, asyncio.timeout(self.limits.episode_s):
-                await run.run(environment)
+                await run_environment(run, environment, self.tools)
         except TimeoutError:
-            run.record.ending = Ending.TIME
+            run.ending = Ending.TIME
         except EnvironmentFailed as error:
-            run.record.ending, run.record.failure = Ending.FAILED, str(error)
-        if not run.record.episode.nodes:  # it did not begin: a sample without turns
-            run.begin_branch(row.prompt.messages)
-        return run.record
+            run.ending, run.failure = Ending.FAILED, str(error)
+        if not run.writer.episode.nodes:  # it did not begin: a sample without turns
+            run.writer.begin(run.row.prompt.messages, self.tools)
+        return run.record()
+
+
+async def run_environment(run: "RunningEpisode", environment: RunningEnvironment, tools: Sequence[ToolSchema]) -> None:
+    """Answers and observations in turn, until the environment or a limit ends the episode."""
+    prompt, writer = run.row.prompt, run.writer
+    leaf = writer.begin(await environment.begin(prompt.columns, prompt.messages), tools)
+    rewards: list[float] = []
+    try:
+        while True:
+            answer = await run.answer(leaf)
+            began = time.monotonic()
+            seen = await environment.act(writer.text(answer))
+            seconds = time.monotonic() - began
+            run.environment_seconds += seconds
+            if seen.reward is not None:
+                rewards.append(seen.reward)
+                writer.episode.replace(answer, reward=seen.reward)
+            if seen.done:
+                break
+            run.check_turns()
+            leaf = writer.add(answer, seen.messages, seen.calls, seconds)
+    except LimitReached as reached:
+        run.ending = reached.ending
+    at_end = await environment.end()
+    rewards += [] if at_end is None else [at_end]
+    run.reward = sum(rewards) if rewards else None
 
 
 class RunningEpisode:
-    def __init__(self, runner: EpisodeRunner, row: EpisodeRow, sampling: Sampling, turns: Turns) -> None:
-        self.runner, self.row, self.sampling, self.turns = runner, row, sampling, turns
-        self.record = EpisodeRecord(Episode(), Ending.DONE)
-        self.tokens: list[int] = []  # of the branch, so far
-        self.prompt_tokens: int | None = None  # before the first answer of the episode
-        self.leaf: int | None = None
+    """One episode: its record so far, and its answers within the limits."""
 
-    async def run(self, environment: RunningEnvironment) -> None:
-        prompt, limits = self.row.prompt, self.runner.limits
-        messages = await environment.begin(prompt.columns, prompt.messages)
-        added = self.begin_branch(messages)
-        rewards: list[float] = []
-        turn = 0
-        while True:
-            budget = self.budget()
-            if budget <= 0:
-                self.record.ending = Ending.TOKENS
-                break
-            completion = await self.turns.generate(self.row.share, self.request(turn, budget))
-            turn += 1
-            text, stop = self.add_answer(completion)
-            if not completion.finished:
-                whole = limits.turn_tokens is None or len(completion.tokens_L) < limits.turn_tokens
-                self.record.ending = Ending.TOKENS if whole else Ending.TURN_TOKENS
-                break
-            began = time.monotonic()
-            seen = await environment.act(text)
-            self.record.tool_seconds += time.monotonic() - began
-            if seen.reward is not None:
-                rewards.append(seen.reward)
-                self.set_reward(seen.reward)
-            if seen.done:
-                break
-            if limits.turns is not None and turn >= limits.turns:
-                self.record.ending = Ending.TURNS
-                break
-            conversation = self.runner.template.answered(added.conversation, text)
-            more = self.runner.template.add(conversation, seen.messages, stop)
-            if more is None:
-                self.record.rewritten += 1
-                added = self.begin_branch([*conversation.messages, *seen.messages])
-            else:
-                added = more
-                self.add_node(Node(self.leaf, seen.messages, torch.tensor(more.tokens), False, calls=seen.calls))
-        at_end = await environment.end()
-        rewards += [] if at_end is None else [at_end]
-        self.record.reward = sum(rewards) if rewards else None
+    def __init__(
+        self, row: EpisodeRow, sampling: Sampling, turns: Turns, limits: Limits, writer: EpisodeWriter
+    ) -> None:
+        self.row, self.sampling, self.turns, self.limits, self.writer = row, sampling, turns, limits, writer
+        self.answers = 0
+        self.prompt_tokens: int | None = None  # before the first answer
+        self.ending = Ending.DONE
+        self.failure: str | None = None
+        self.reward: float | None = None
+        self.environment_seconds = 0.0
 
-    def begin_branch(self, messages: Sequence[Message]) -> Added:
-        added = self.runner.template.start(messages)
-        self.tokens, self.leaf = [], None
-        self.prompt_tokens = len(added.tokens) if self.prompt_tokens is None else self.prompt_tokens
-        self.add_node(Node(None, tuple(messages), torch.tensor(added.tokens), False))
-        return added
+    async def answer(self, leaf: int, max_tokens: int | None = None) -> int:
+        """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin."""
+        self.check_turns()
+        tokens = self.writer.episode.tokens(leaf)
+        budget = self.budget(len(tokens))
+        if max_tokens is not None:
+            budget = min(budget, max_tokens)
+        if budget <= 0:
+            raise LimitReached(Ending.TOKENS)
+        seed, self.answers = self.row.seed(self.answers), self.answers + 1
+        request = Request(tuple(tokens), replace(self.sampling, max_new_tokens=budget), seed)
+        began = time.monotonic()
+        completion = await self.turns.generate(self.row.share, request)
+        node = self.writer.answer(leaf, completion, time.monotonic() - began)
+        if not completion.finished and max_tokens is None:
+            by_turn = self.limits.turn_tokens is not None and len(completion.tokens_L) >= self.limits.turn_tokens
+            raise LimitReached(Ending.TURN_TOKENS if by_turn else Ending.TOKENS)
+        return node
 
-    def add_node(self, node: Node) -> None:
-        self.leaf = self.record.episode.add(node)
-        self.tokens += node.tokens_L.tolist()
+    def budget(self, tokens: int) -> int:
+        """Tokens that the next answer may have, after a branch of so many."""
+        if self.prompt_tokens is None:
+            self.prompt_tokens = tokens
+        left = self.limits.response_tokens - (tokens - self.prompt_tokens)
+        return left if self.limits.turn_tokens is None else min(left, self.limits.turn_tokens)
 
-    def budget(self) -> int:
-        assert self.prompt_tokens is not None  # the episode has begun
-        left = self.runner.response_tokens - (len(self.tokens) - self.prompt_tokens)
-        return left if self.runner.limits.turn_tokens is None else min(left, self.runner.limits.turn_tokens)
+    def check_turns(self) -> None:
+        if self.limits.turns is not None and self.answers >= self.limits.turns:
+            raise LimitReached(Ending.TURNS)
 
-    def request(self, turn: int, budget: int) -> Request:
-        return Request(tuple(self.tokens), replace(self.sampling, max_new_tokens=budget), self.row.seed(turn))
-
-    def add_answer(self, completion: Completion) -> tuple[str, str]:
-        """The text of the answer without its stop token, and the text of that."""
-        tokens: list[int] = completion.tokens_L.tolist()
-        stop = self.runner.stop_texts[tokens[-1]] if completion.finished else ""
-        text = self.runner.decode(tokens[:-1] if completion.finished else tokens)
-        message = {"role": "assistant", "content": text}
-        self.add_node(
-            Node(
-                self.leaf,
-                (message,),
-                completion.tokens_L,
-                True,
-                completion.logprobs_L,
-                completion.version,
-                completion.finished,
-            )
+    def record(self) -> EpisodeRecord:
+        writer = self.writer
+        return EpisodeRecord(
+            writer.episode,
+            self.ending,
+            self.reward,
+            self.failure,
+            writer.rewritten,
+            writer.branched,
+            self.environment_seconds,
         )
-        return text, stop
-
-    def set_reward(self, reward: float) -> None:
-        assert self.leaf is not None
-        nodes = self.record.episode.nodes
-        nodes[self.leaf] = replace(nodes[self.leaf], reward=reward)

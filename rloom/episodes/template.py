@@ -12,11 +12,12 @@ the list of tools. Then nothing can be added, and the caller starts a new branch
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from rloom.data.chat import Tokenizer, render_chat, tokenize
+from rloom.episodes.base import ToolSchema
 from rloom.errors import DataError
 from rloom.types import Message
 
@@ -25,10 +26,11 @@ PROBE = "\x02"  # a character that no template writes
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of a branch and the text of its tokens, in pieces."""
+    """The messages of a branch, the tools that its prompt lists, and the text of its tokens."""
 
     messages: tuple[Message, ...]
-    texts: tuple[str, ...]
+    tools: tuple[ToolSchema, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,18 @@ class Added:
 class TurnTemplate:
     tokenizer: Tokenizer
     custom_chat_template: str | None = None
-    variables: Mapping[str, Any] | None = None  # further ones of the template, such as its tools
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template, without its tools
 
-    def start(self, messages: Sequence[Message]) -> Added:
+    def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Added:
         """A conversation from its first messages, up to the start of the first answer."""
-        text = self.render(messages)
+        text = self.render(messages, tools)
         [tokens] = tokenize([text], self.tokenizer)
-        return Added(Conversation(tuple(messages), (text,)), tokens)
+        return Added(Conversation(tuple(messages), tuple(tools), text), tokens)
 
     def answered(self, past: Conversation, text: str) -> Conversation:
         """`text`: of the answer's tokens, without the stop token."""
         message = {"role": "assistant", "content": self.opening + text}
-        return Conversation((*past.messages, message), (*past.texts, text))
+        return Conversation((*past.messages, message), past.tools, past.text + text)
 
     def add(self, past: Conversation, messages: Sequence[Message], stop: str) -> Added | None:
         """The messages after the last answer. None: the template writes the past in another way.
@@ -62,14 +64,14 @@ class TurnTemplate:
         `stop`: the text of the stop token that ended the answer; "": none did.
         """
         whole = (*past.messages, *messages)
-        rendered = self.render(whole)
-        end = end_of(past.texts, rendered)
+        rendered = self.render(whole, past.tools)
+        end = end_of(past.text, rendered)
         if end is None:
             return None
         rest = rendered[end:]
         if stop and rest.lstrip().startswith(stop):
             rest = rest.lstrip().removeprefix(stop)
-        return Added(Conversation(whole, (*past.texts, stop + rest)), self.encode_after(stop, rest))
+        return Added(Conversation(whole, past.tools, past.text + stop + rest), self.encode_after(stop, rest))
 
     @cached_property
     def opening(self) -> str:
@@ -84,10 +86,9 @@ class TurnTemplate:
         head = answered.partition(PROBE)[0]
         return before[len(head) :] if PROBE in answered and before.startswith(head) else ""
 
-    def render(self, messages: Sequence[Message], *, answered: bool = False) -> str:
-        return render_chat(
-            messages, self.tokenizer, self.custom_chat_template, answered=answered, variables=self.variables
-        )
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, answered: bool = False) -> str:
+        variables = {**self.variables, "tools": list(tools)} if tools else self.variables
+        return render_chat(messages, self.tokenizer, self.custom_chat_template, answered=answered, variables=variables)
 
     def encode_after(self, stop: str, text: str) -> tuple[int, ...]:
         """Tokens of the text. Some tokenizers begin every text with a space: it is encoded behind the stop token."""
@@ -98,18 +99,39 @@ class TurnTemplate:
         return tokenize([text], self.tokenizer)[0]
 
 
-def end_of(texts: Sequence[str], rendered: str) -> int | None:
-    """Where the texts end in the rendered conversation. None: they are not its beginning.
+def end_of(text: str, rendered: str) -> int | None:
+    """Where the text ends in the rendered conversation. None: it is not its beginning.
 
     White space does not count: templates strip answers and put lines between reasoning and answer.
     """
-    end = 0
-    for character in "".join(texts):
-        if character.isspace():
-            continue
-        while end < len(rendered) and rendered[end].isspace():
-            end += 1
-        if end == len(rendered) or rendered[end] != character:
+    place = end = 0
+    while place < len(text):
+        equal = common_length(text, place, rendered, end)
+        place, end = place + equal, end + equal
+        skipped = spaces(text, place), spaces(rendered, end)
+        if not equal and not any(skipped):
             return None
-        end += 1
+        place += skipped[0]
+        if place < len(text):  # white space behind the text belongs to what follows
+            end += skipped[1]
     return end
+
+
+def common_length(first: str, start: int, second: str, other: int) -> int:
+    """How many characters are equal from these places on. Compares halves: a character at a time is slow in Python."""
+    low, high = 0, min(len(first) - start, len(second) - other)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[start + low : start + middle] == second[other + low : other + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def spaces(text: str, start: int) -> int:
+    """White space from this place on."""
+    end = start
+    while end < len(text) and text[end].isspace():
+        end += 1
+    return end - start

@@ -37,6 +37,11 @@ def parse_tool_calls(text: str) -> list[ParsedCall]:
     return []
 
 
+def without_calls(text: str) -> str:
+    """The text around the calls."""
+    return LISTED.sub("", TAGGED.sub("", text)).strip() if TAGGED.search(text) or LISTED.search(text) else ""
+
+
 def parse_list(body: str) -> list[ParsedCall]:
     try:
         return [as_call(one, body) for one in json.loads(body)]

@@ -11,6 +11,7 @@ from rloom.episodes.base import Limits, Setup
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.runner import EpisodeRunner
 from rloom.episodes.template import TurnTemplate
+from rloom.episodes.writer import Texts
 from rloom.rewards.base import ScoringUnit
 from rloom.types import SampleGroup, Score
 
@@ -62,6 +63,7 @@ def open_episodes(
         yield None
         return
     limits = Limits(
+        response_tokens=config.data.max_response_length,
         turns=keys.max_assistant_turns,
         turn_tokens=keys.max_turn_length,
         result_characters=keys.max_tool_response_length,
@@ -73,18 +75,10 @@ def open_episodes(
     setup = Setup(environment_reference(keys.environment), keys.environment_kwargs, limits)
     pool = EnvironmentPool(setup, keys.max_environments)
     tools = pool.load()
-    template = TurnTemplate(
-        tokenizer,
-        config.actor_rollout_ref.model.custom_chat_template,
-        {"tools": list(tools)} if tools else None,
-    )
-    runner = EpisodeRunner(
-        pool,
-        template,
+    texts = Texts(
+        TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template),
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         {token: tokenizer.decode([token]) for token in stop_ids},
-        limits,
-        config.data.max_response_length,
     )
-    with closing(runner):
+    with closing(EpisodeRunner(pool, tools, texts, limits)) as runner:
         yield runner

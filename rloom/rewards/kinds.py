@@ -121,7 +121,6 @@ KINDS: Mapping[str, RewardKind] = {
         switch="actor_rollout_ref.rollout.multi_turn.environment",
         is_set=lambda config: config.actor_rollout_ref.rollout.multi_turn.environment is not None,
         title="environment",
-        measures_accuracy=True,
     ),
     "format": RewardKind(
         parts=("format_score",),

@@ -17,6 +17,7 @@ from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
+from rloom.episodes.writer import Texts
 from rloom.rollout.base import Completion, Sampling
 from rloom.types import Prompt, Score
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
@@ -73,21 +74,19 @@ def environment_file(tmp_path_factory):
     return file
 
 
-def run(environment_file, scripts, *, name="chatml", limits=None, rows=None, response_tokens=400):
+def run(environment_file, scripts, *, name="chatml", limits=None, rows=None):
     """Episodes whose answers are those of `scripts`; the records in their order, and the sampled tokens of each."""
-    limits = limits or Limits(turns=8, call_s=0.3, result_characters=20)
+    limits = limits or Limits(400, turns=8, call_s=0.3, result_characters=20)
     pool = EnvironmentPool(Setup(f"{environment_file}:Game", {}, limits), most=8)
     assert pool.load() == ()
     tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
     (stop_token,) = encode(stop, name)
-    runner = EpisodeRunner(
-        pool,
+    texts = Texts(
         TurnTemplate(tokenizer),
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         {stop_token: stop},
-        limits,
-        response_tokens,
     )
+    runner = EpisodeRunner(pool, (), texts, limits)
     prompts = [
         Prompt(n, ({"role": "user", "content": "guess"},), "", (), "game", columns=(rows or {}).get(n, {}))
         for n in range(len(scripts))
@@ -195,14 +194,14 @@ def with_tokens(batch):
 
 def test_limits_end_an_episode_with_their_reason(environment_file):
     many = ["7"] * 9
-    [by_turns], _, _ = run(environment_file, [many], limits=Limits(turns=3, call_s=1.0))
+    [by_turns], _, _ = run(environment_file, [many], limits=Limits(400, turns=3, call_s=1.0))
     assert (by_turns.ending, by_turns.turns, by_turns.reward) == (Ending.TURNS, 3, 0.75)
-    [by_tokens], _, [prompt] = run(environment_file, [many], limits=Limits(call_s=1.0), response_tokens=40)
+    [by_tokens], _, [prompt] = run(environment_file, [many], limits=Limits(40, call_s=1.0))
     assert by_tokens.ending is Ending.TOKENS
     [trajectory] = episode_trajectories(by_tokens, prompt, 0, Score(1.0))
     assert len(trajectory.tokens_L) - trajectory.turns[0].start <= 40 + 20  # what the environment added last
     assert not trajectory.finished
-    [by_turn_tokens], _, _ = run(environment_file, [["guess" * 20]], limits=Limits(call_s=1.0, turn_tokens=5))
+    [by_turn_tokens], _, _ = run(environment_file, [["guess" * 20]], limits=Limits(400, call_s=1.0, turn_tokens=5))
     assert (by_turn_tokens.ending, by_turn_tokens.turns) == (Ending.TURN_TOKENS, 1)
 
 

@@ -66,8 +66,8 @@ def test_a_list_of_tools_that_moves_rewrites_the_past():
         "{%- for m in messages -%}{%- if loop.last -%}{{- 'Tools: ' + tools | tojson -}}{%- endif -%}"
         "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endfor -%}"
     )
-    template = TurnTemplate(tokenizer_for("chatml"), moved, {"tools": [{"name": "add"}]})
-    past = template.answered(template.start([QUESTION]).conversation, "7")
+    template = TurnTemplate(tokenizer_for("chatml"), moved)
+    past = template.answered(template.start([QUESTION], [{"name": "add"}]).conversation, "7")
     assert template.add(past, [{"role": "user", "content": "higher"}], "<|im_end|>") is None
 
 

@@ -108,7 +108,7 @@ def test_calls_are_read_in_every_form(text, calls):
 def test_a_call_that_cannot_be_read_is_an_error_that_the_policy_reads(body, reason):
     (found,) = parse_tool_calls(f"<tool_call>{body}</tool_call>")
     assert reason in found.error
-    seen = ToolEnvironment(None, {"search": search}, Limits()).act(f"<tool_call>{body}</tool_call>")
+    seen = ToolEnvironment(None, {"search": search}, Limits(100)).act(f"<tool_call>{body}</tool_call>")
     assert not seen.done and seen.messages[0]["content"].startswith("Error: ") and reason in seen.calls[0].error
 
 
@@ -143,7 +143,10 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def test_the_methods_of_a_class_are_tools_and_the_answer_without_a_call_ends_the_episode():
-    environment = make_environment(Counter, {}, Limits(parallel_calls=2, result_characters=4, truncate_side="left"))
+    limits = Limits(100, parallel_calls=2, result_characters=4, truncate_side="left")
+    environment = make_environment(Counter, {}, limits)
+        Counter, {}, Limits(100, parallel_calls=2, result_characters=4, truncate_side="left")
+    )
     assert [tool["function"]["name"] for tool in environment.tools] == ["add", "wait"]
     assert environment.begin({"start": 2, "other": 1}, [{"role": "user", "content": "Go."}]) == (
         {"role": "user", "content": "Go. It is 2."},
@@ -193,7 +196,7 @@ class OpenRlhf:
 
 @pytest.mark.parametrize("given, begun", [(Gym, ["Go.look"]), (SkyRl, ["Go.", "begin"]), (OpenRlhf, ["Go.look"])])
 def test_environments_of_other_systems_run(given, begun):
-    environment = make_environment(given, {}, Limits())
+    environment = make_environment(given, {}, Limits(100))
     messages = environment.begin({}, [{"role": "user", "content": "Go."}])
     assert [message["content"] for message in messages] == begun
     seen = environment.act("on")
