@@ -356,22 +356,74 @@ class MultiTurn(Section):
     environment: str | None = key(
         None,
         "What answers the policy between its turns: the name of an environment of rloom, or your own class or list of "
-        "functions as file.py:name or module:name. null: one turn.",
+        "functions as file.py:name or module:name. null: one turn, unless tools or an agent are set.",
         needs_consent=names_code,
     )
     environment_kwargs: dict[str, Any] = key({}, "Arguments of the environment's class.")
+    function_tool_path: str | None = key(
+        None, "A Python file whose functions marked with @function_tool are tools.", needs_consent=bool
+    )
+    tool_config_path: str | None = key(
+        None, "A YAML file that lists tools: classes of BaseTool, or servers of MCP.", needs_consent=bool
+    )
+    interaction_config_path: str | None = key(
+        None, "A YAML file that lists classes which answer the policy in place of a user.", needs_consent=bool
+    )
+    format: str = key(
+        "auto",
+        "How calls of tools are written: hermes, llama3_json, mistral, ... auto: every known form is read.",
+    )
     max_assistant_turns: int | None = key(None, "Turns of the policy in an episode. null: no limit.", ge=1)
+    max_user_turns: int | None = key(
+        None, "Answers of tools and of the environment in an episode. null: no limit.", ge=1
+    )
     max_turn_length: int | None = key(
         None, "Tokens of one turn. null: what is left of `data.max_response_length`.", ge=1
+    )
+    max_episode_length: int | None = key(
+        None,
+        "Tokens of an episode in all its branches, sampled and added. null: only the length of each branch is limited.",
+        ge=1,
     )
     max_parallel_calls: int = key(1, "Calls of tools in one turn; further ones are not run.", ge=1)
     max_tool_response_length: int = key(256, "Characters of one tool's result; longer ones are cut.", ge=1)
     tool_response_truncate_side: Literal["left", "middle", "right"] = key(
         "middle", "Which side of a long result is kept: left, right, or both without the middle."
     )
-    tool_timeout_s: float = key(60.0, "Time limit of one step of the environment.", gt=0)
+    tool_timeout_s: float = key(60.0, "Time limit of one call of a tool or one step of the environment.", gt=0)
+    tool_error: Literal["text", "fail"] = key(
+        "text", "A tool that raises an error or exceeds its limit: the policy reads the error, or the episode fails."
+    )
     episode_timeout_s: float | None = key(None, "Time limit of an episode. null: none.", gt=0)
+    at_limit: Literal["score", "mask", "fail"] = key(
+        "score",
+        "An episode that ends at a limit of turns, tokens or time. score: it is scored like others; mask: it is scored "
+        "and its tokens are not in the loss; fail: it has no score.",
+    )
     max_environments: int = key(512, "Episodes that run at a time, each in a process.", ge=1)
+
+
+class AgentSection(Section):
+    path: str | None = key(
+        None,
+        "Your agent as file.py:name or module:name: `async def agent(base_url, row, **kwargs)` that returns a reward or "
+        "{'reward': ...}, and asks the policy at base_url with any client of OpenAI's or Anthropic's API.",
+        needs_consent=bool,
+    )
+    command: str | None = key(
+        None,
+        "A program that is the agent: it finds the policy at OPENAI_BASE_URL or ANTHROPIC_BASE_URL and a row as JSON on "
+        "its standard input, and prints the reward as its last line or sends it to /rl/set_reward.",
+        needs_consent=bool,
+    )
+    kwargs: dict[str, Any] = key({}, "Further arguments of the agent.")
+    default_agent_loop: str | None = key(
+        None, "The agent loop of rows without a column `agent_name`. null: single_turn_agent, or tool_agent with tools."
+    )
+    agent_loop_config_path: str | None = key(
+        None, "A YAML file that lists classes of AgentLoopBase.", needs_consent=bool
+    )
+    port: int = key(0, "Port of the policy's address on this machine. 0: a free one.", ge=0, le=65535)
 
 
 class RolloutSection(PassSection):
@@ -449,11 +501,8 @@ class RolloutSection(PassSection):
         "TorchLlmArgs.",
         needs_consent=bool,  # generate() of transformers takes code as custom_generate
     )
-    multi_turn: MultiTurn = section(
-        MultiTurn,
-        "Several turns: an environment or tools between answers.",
-        switch=Switch("environment", "an answer is one turn", on="=file.py:NAME"),
-    )
+    multi_turn: MultiTurn = section(MultiTurn, "Several turns: an environment or tools between answers.")
+    agent: AgentSection = section(AgentSection, "Several turns: an agent that asks the policy for its answers.")
     server: ServerSection = section(
         ServerSection, "Inference servers, for name=vllm, sglang and trtllm.", same_run=True
     )

@@ -99,11 +99,11 @@ class Turns:
 
 
 class LimitReached(Exception):
-    """An episode may not have a further answer."""
+    """An episode may not have a further answer. `answer`: the node of one that was cut short."""
 
-    def __init__(self, ending: Ending) -> None:
+    def __init__(self, ending: Ending, answer: int | None = None) -> None:
         super().__init__(ending.value)
-        self.ending = ending
+        self.ending, self.answer = ending, answer
 
 
 @dataclass
@@ -210,7 +210,7 @@ class RunningEpisode:
         node = self.writer.answer(leaf, completion, time.monotonic() - began)
         if not completion.finished and max_tokens is None:
             by_turn = self.limits.turn_tokens is not None and len(completion.tokens_L) >= self.limits.turn_tokens
-            raise LimitReached(Ending.TURN_TOKENS if by_turn else Ending.TOKENS)
+            raise LimitReached(Ending.TURN_TOKENS if by_turn else Ending.TOKENS, node)
         return node
 
     def budget(self, tokens: int) -> int:

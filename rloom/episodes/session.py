@@ -24,7 +24,6 @@ class AgentAnswer:
     id: str  # `set_reward` names it
     node: Node
     prompt_tokens: int
-    cut_short: bool  # by a limit: the agent sees finish_reason "length"
 
     @property
     def message(self) -> Message:
@@ -47,20 +46,18 @@ class AgentSession:
         """DataError: the messages cannot be answered. LimitReached: no further answer is possible."""
         run, writer = self.run, self.run.writer
         leaf = writer.read(messages, tools)
-        before = len(writer.episode.nodes)
-        cut_short = False
         try:
             node = await run.answer(leaf, max_tokens)
         except LimitReached as reached:
             run.ending = reached.ending
-            if len(writer.episode.nodes) == before:
+            if reached.answer is None:
                 raise
-            node, cut_short = len(writer.episode.nodes) - 1, True
+            node = reached.answer
         name = f"{self.id}-{node}"
         self.nodes[name] = node
         writer.episode.replace(node, shown=shown_message(writer.text(node), name))
         answer = writer.episode.nodes[node]
-        return AgentAnswer(name, answer, len(writer.episode.tokens(leaf)), cut_short or not answer.finished)
+        return AgentAnswer(name, answer, len(writer.episode.tokens(leaf)))
 
     def set_reward(self, reward: float, answer: str | None = None) -> None:
         """Of the episode; or of one answer, placed at its last token. KeyError: there is no such answer."""

@@ -145,8 +145,6 @@ def call(name: str, **arguments: Any) -> str:
 def test_the_methods_of_a_class_are_tools_and_the_answer_without_a_call_ends_the_episode():
     limits = Limits(100, parallel_calls=2, result_characters=4, truncate_side="left")
     environment = make_environment(Counter, {}, limits)
-        Counter, {}, Limits(100, parallel_calls=2, result_characters=4, truncate_side="left")
-    )
     assert [tool["function"]["name"] for tool in environment.tools] == ["add", "wait"]
     assert environment.begin({"start": 2, "other": 1}, [{"role": "user", "content": "Go."}]) == (
         {"role": "user", "content": "Go. It is 2."},
