@@ -406,14 +406,14 @@ class MultiTurn(Section):
 class AgentSection(Section):
     path: str | None = key(
         None,
-        "Your agent as file.py:name or module:name: `async def agent(base_url, row, **kwargs)` that returns a reward or "
-        "{'reward': ...}, and asks the policy at base_url with any client of OpenAI's or Anthropic's API.",
+        "Your agent as file.py:name or module:name: `async def agent(base_url, row, **kwargs)`, which asks the policy "
+        "at base_url with any client of OpenAI's or Anthropic's API, and returns a reward or {'reward': ...}.",
         needs_consent=bool,
     )
     command: str | None = key(
         None,
-        "A program that is the agent: it finds the policy at OPENAI_BASE_URL or ANTHROPIC_BASE_URL and a row as JSON on "
-        "its standard input, and prints the reward as its last line or sends it to /rl/set_reward.",
+        "A program that is the agent: it finds the policy at OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the row as "
+        "JSON on its standard input; it prints the reward as its last line, or sends it to /rl/set_reward.",
         needs_consent=bool,
     )
     kwargs: dict[str, Any] = key({}, "Further arguments of the agent.")

@@ -138,16 +138,26 @@ class RunningEnvironment:
     """The environment of one episode."""
 
     def __init__(self, process: EnvironmentProcess, limit_s: float) -> None:
-        self.process, self.limit_s, self.ended = process, limit_s, False
+        self.process, self.limit_s = process, limit_s
+        self.busy = False  # a call has no reply yet
+        self.ended = False
 
     async def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple((await self.process.call((BEGIN, dict(row), tuple(messages)), self.limit_s))["messages"])
+        return tuple((await self.call(BEGIN, dict(row), tuple(messages)))["messages"])
 
     async def act(self, text: str) -> Observation:
-        return Observation.from_json(await self.process.call((ACT, text), self.limit_s))
+        return Observation.from_json(await self.call(ACT, text))
 
     async def end(self) -> float | None:
-        found = await self.process.call((END,), self.limit_s)
+        """The reward at the end. After a call that was given up there is none, and the process is killed."""
+        if self.busy:
+            return None
+        reward = (await self.call(END))["reward"]
         self.ended = True
-        reward = found["reward"]
         return None if reward is None else float(reward)
+
+    async def call(self, *request: Any) -> Mapping[str, Any]:
+        self.busy = True
+        found = await self.process.call(request, self.limit_s)
+        self.busy = False
+        return found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from rloom.episodes.base import Limits, ToolSchema
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
@@ -106,10 +107,21 @@ class LimitReached(Exception):
         self.ending, self.answer = ending, answer
 
 
+class Driver(Protocol):
+    """Runs episodes of one kind. A user's code runs in processes of its own."""
+
+    async def run(self, run: "RunningEpisode") -> None:
+        """Record the episode. EnvironmentFailed: the user's code failed, and the episode has no score."""
+
+    async def end(self) -> None:
+        """End all processes. In the event loop that used them."""
+
+    def close(self) -> None: ...
+
+
 @dataclass
 class EpisodeRunner:
-    pool: EnvironmentPool
-    tools: tuple[ToolSchema, ...]
+    driver: Driver
     texts: Texts
     limits: Limits
     loop: EventLoop = field(default_factory=lambda: EventLoop("episodes"))
@@ -127,9 +139,9 @@ class EpisodeRunner:
 
     def close(self) -> None:
         self.loop.cancel_all()
-        self.loop.run(self.pool.end())
+        self.loop.run(self.driver.end())
         self.loop.close()
-        self.pool.close()
+        self.driver.close()
 
     async def run_one(self, row: EpisodeRow, sampling: Sampling, turns: Turns) -> None:
         try:
@@ -143,23 +155,37 @@ class EpisodeRunner:
 
     async def record(self, run: "RunningEpisode") -> EpisodeRecord:
         try:
-            async with self.pool.episode() as environment, asyncio.timeout(self.limits.episode_s):
-                await run_environment(run, environment, self.tools)
-        except TimeoutError:
-            run.ending = Ending.TIME
+            await self.driver.run(run)
         except EnvironmentFailed as error:
             run.ending, run.failure = Ending.FAILED, str(error)
         if not run.writer.episode.nodes:  # it did not begin: a sample without turns
-            run.writer.begin(run.row.prompt.messages, self.tools)
+            run.writer.begin(run.row.prompt.messages)
         return run.record()
 
 
-async def run_environment(run: "RunningEpisode", environment: RunningEnvironment, tools: Sequence[ToolSchema]) -> None:
+@dataclass(frozen=True)
+class EnvironmentDriver:
     """Answers and observations in turn, until the environment or a limit ends the episode."""
-    prompt, writer = run.row.prompt, run.writer
-    leaf = writer.begin(await environment.begin(prompt.columns, prompt.messages), tools)
-    rewards: list[float] = []
-    try:
+
+    pool: EnvironmentPool
+    tools: tuple[ToolSchema, ...]
+
+    async def run(self, run: "RunningEpisode") -> None:
+        async with self.pool.episode() as environment:
+            try:
+                async with asyncio.timeout(run.limits.episode_s):
+                    await self.converse(run, environment)
+            except TimeoutError:
+                run.ending = Ending.TIME
+            except LimitReached as reached:
+                run.ending = reached.ending
+            at_end = await environment.end()
+        given = [*run.rewards, *([] if at_end is None else [at_end])]
+        run.reward = sum(given) if given else None
+
+    async def converse(self, run: "RunningEpisode", environment: RunningEnvironment) -> None:
+        prompt, writer = run.row.prompt, run.writer
+        leaf = writer.begin(await environment.begin(prompt.columns, prompt.messages), self.tools)
         while True:
             answer = await run.answer(leaf)
             began = time.monotonic()
@@ -167,17 +193,18 @@ async def run_environment(run: "RunningEpisode", environment: RunningEnvironment
             seconds = time.monotonic() - began
             run.environment_seconds += seconds
             if seen.reward is not None:
-                rewards.append(seen.reward)
+                run.rewards.append(seen.reward)
                 writer.episode.replace(answer, reward=seen.reward)
             if seen.done:
-                break
+                return
             run.check_turns()
             leaf = writer.add(answer, seen.messages, seen.calls, seconds)
-    except LimitReached as reached:
-        run.ending = reached.ending
-    at_end = await environment.end()
-    rewards += [] if at_end is None else [at_end]
-    run.reward = sum(rewards) if rewards else None
+
+    async def end(self) -> None:
+        await self.pool.end()
+
+    def close(self) -> None:
+        self.pool.close()
 
 
 class RunningEpisode:
@@ -192,6 +219,7 @@ class RunningEpisode:
         self.ending = Ending.DONE
         self.failure: str | None = None
         self.reward: float | None = None
+        self.rewards: list[float] = []  # of turns
         self.environment_seconds = 0.0
 
     async def answer(self, leaf: int, max_tokens: int | None = None) -> int:

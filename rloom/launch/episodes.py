@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from rloom.config.schema import Config
 from rloom.episodes.base import Limits, Setup
 from rloom.episodes.pool import EnvironmentPool
-from rloom.episodes.runner import EpisodeRunner
+from rloom.episodes.runner import EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
 from rloom.rewards.base import ScoringUnit
@@ -80,5 +80,5 @@ def open_episodes(
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         {token: tokenizer.decode([token]) for token in stop_ids},
     )
-    with closing(EpisodeRunner(pool, tools, texts, limits)) as runner:
+    with closing(EpisodeRunner(EnvironmentDriver(pool, tools), texts, limits)) as runner:
         yield runner

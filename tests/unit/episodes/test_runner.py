@@ -15,7 +15,7 @@ from rloom.batch import Batch
 from rloom.episodes.base import Limits, Setup
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
-from rloom.episodes.runner import EpisodeRow, EpisodeRunner
+from rloom.episodes.runner import EnvironmentDriver, EpisodeRow, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
 from rloom.rollout.base import Completion, Sampling
@@ -86,7 +86,7 @@ def run(environment_file, scripts, *, name="chatml", limits=None, rows=None):
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         {stop_token: stop},
     )
-    runner = EpisodeRunner(pool, (), texts, limits)
+    runner = EpisodeRunner(EnvironmentDriver(pool, ()), texts, limits)
     prompts = [
         Prompt(n, ({"role": "user", "content": "guess"},), "", (), "game", columns=(rows or {}).get(n, {}))
         for n in range(len(scripts))
@@ -242,3 +242,10 @@ def test_an_environment_that_cannot_begin_is_an_episode_without_turns(environmen
     assert record.ending is Ending.FAILED and "FileNotFoundError" in record.failure
     [trajectory] = episode_trajectories(record, prompt, 0, Score(1.0))
     assert trajectory.turns == () and not trajectory.score.ok
+
+
+def test_an_episode_whose_time_ends_in_a_step_keeps_the_rewards_it_has(environment_file):
+    limits = Limits(400, call_s=5.0, episode_s=0.6)
+    [record, other], _, _ = run(environment_file, [["7", "hang"], ["7", "done"]], limits=limits)
+    assert (record.ending, record.reward, record.turns, record.failure) == (Ending.TIME, 0.25, 2, None)
+    assert (other.ending, other.reward) == (Ending.DONE, 0.5)
