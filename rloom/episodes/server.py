@@ -14,15 +14,17 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent, load_agent
 from rloom.episodes.base import ACT, BEGIN, END, Environment, Setup
 from rloom.episodes.contracts import make_environment
+from rloom.episodes.stand_ins import install_stand_ins
 from rloom.errors import RloomError
 from rloom.interrupts import outlive_sigterm
 from rloom.plugins import load_plugin
@@ -47,7 +49,11 @@ def main() -> None:
     os.dup2(null, 0)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
-    setup: Setup = pickle.loads(read_frame(control.recv))
+    setup: Setup | AgentSetup = pickle.loads(read_frame(control.recv))
+    install_stand_ins()
+    if isinstance(setup, AgentSetup):
+        main_of_agents(control, setup)
+        return
     try:
         made = load_plugin(KEY, setup.reference)
         environment = make_environment(made, setup.kwargs, setup.limits)
@@ -57,10 +63,34 @@ def main() -> None:
         reply(control, {"failed": reason})
         return
     reply(control, answer)
-    serve(control, setup, made)
+    serve(control, partial(serve_episodes, setup=setup, made=made))
 
 
-def serve(control: socket.socket, setup: Setup, made: Any) -> None:
+def main_of_agents(control: socket.socket, setup: AgentSetup) -> None:
+    try:
+        agent = load_agent(setup)
+    except Exception as error:
+        reply(control, {"failed": str(error) if isinstance(error, RloomError) else one_line(error)})
+        return
+    reply(control, {"by_url": agent.by_url, "loops": agent.loops})
+    serve(control, partial(serve_agent, agent=agent))
+
+
+def serve_agent(connection: socket.socket, agent: LoadedAgent) -> None:
+    """One episode. The driver kills the process after its reply."""
+    what, task = pickle.loads(read_frame(connection.recv))
+    assert what == RUN
+    try:
+        answer = {RESULT: agent.run(connection, task)}
+    except AgentFailed as failed:
+        answer = {FAILED: str(failed)}
+    except BaseException as error:  # of the user's code, which may also exit
+        answer = {FAILED: one_line(error)}
+    reply(connection, answer)
+    connection.recv(1)
+
+
+def serve(control: socket.socket, serve_one: Callable[[socket.socket], None]) -> None:
     """Fork a process for every connection that the driver sends, until the driver ends."""
     children: set[int] = set()
     while True:
@@ -75,7 +105,7 @@ def serve(control: socket.socket, setup: Setup, made: Any) -> None:
                     control.close()
                     end_with_parent(server)
                     os.setsid()  # a kill of its process group ends what it has started
-                    serve_episodes(socket.socket(fileno=fds[0]), setup, made)
+                    serve_one(socket.socket(fileno=fds[0]))
                 except (EOFError, OSError):
                     pass  # the driver closed the connection
                 except BaseException:
