@@ -14,7 +14,7 @@ from typing import Any
 
 TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 LISTED = re.compile(r"\[TOOL_CALLS\]\s*(\[.*\])", re.DOTALL)
-THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+THINKING = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ def parse_tool_calls(text: str) -> list[ParsedCall]:
 def without_calls(text: str) -> str:
     """The text around the calls."""
     return LISTED.sub("", TAGGED.sub("", text)).strip() if TAGGED.search(text) or LISTED.search(text) else ""
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """(reasoning, the rest) of an answer. Example: split_reasoning("<think>hm</think>7") is ("hm", "7")."""
+    reasoning = "\n".join(found[1].strip() for found in THINKING.finditer(text))
+    return reasoning, THINKING.sub("", text).strip() if reasoning or THINKING.search(text) else text
 
 
 def parse_list(body: str) -> list[ParsedCall]:
