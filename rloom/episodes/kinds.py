@@ -18,6 +18,8 @@ ROLLOUT = "actor_rollout_ref.rollout"
 MULTI_TURN, AGENT = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent"
 OWN_KEY, ENVIRONMENT_KEY = f"{MULTI_TURN}.kind", f"{MULTI_TURN}.environment"
 
+ONE_TURN, WITH_TOOLS = "single_turn_agent", "tool_agent"  # agent loops of rloom, by verl's names
+
 # environments of rloom: name -> class
 ENVIRONMENTS: Mapping[str, str] = {"guess_number": "rloom.environments.guess_number:GuessNumber"}
 
@@ -43,6 +45,7 @@ class EpisodeKind:
     title: str  # in sentences: "an environment"
     build: Reference
     keys: tuple[str, ...] = (OWN_KEY,)  # a value in one of them selects it
+    not_by: tuple[str, ...] = ()  # values of those keys that do not
     reads: tuple[str, ...] = ()  # further keys that not every kind reads
     includes: tuple[str, ...] = ()  # kinds whose keys it reads itself; both may be set
     # (config) raises ConfigError, before torch is imported: such as a file that does not exist
@@ -51,7 +54,10 @@ class EpisodeKind:
     rewards: bool = True
 
     def is_set(self, config: Any) -> bool:
-        return any(attrgetter(key)(config) is not None for key in self.keys)
+        return bool(self.set_keys(config))
+
+    def set_keys(self, config: Any) -> list[str]:
+        return [key for key in self.keys if attrgetter(key)(config) not in (None, *self.not_by)]
 
 
 KINDS: Mapping[str, EpisodeKind] = {
@@ -77,12 +83,14 @@ KINDS: Mapping[str, EpisodeKind] = {
         title="an agent",
         build="rloom.launch.agents:agent_driver",
         keys=(f"{AGENT}.path", f"{AGENT}.command"),
-        reads=(f"{AGENT}.kwargs", f"{AGENT}.port"),
+        reads=(f"{AGENT}.kwargs", f"{AGENT}.port", f"{MULTI_TURN}.tool_timeout_s"),
+        check="rloom.launch.early_checks:check_agent",
     ),
     "agent_loop": EpisodeKind(
         title="agent loops",
         build="rloom.launch.agents:agent_loop_driver",
         keys=(f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"),
+        not_by=(ONE_TURN, WITH_TOOLS),  # alone, they say nothing that the other keys do not
         reads=TOOL_KEYS,
         includes=("tools",),
         rewards=False,
@@ -114,12 +122,7 @@ def episode_faults(config: Any) -> Iterator[str]:
     """One sentence for each fault of the keys that select the kind."""
     chosen = chosen_kinds(config)
     if len(chosen) > 1:
-        given = [
-            f"{key}={attrgetter(key)(config)}"
-            for kind in chosen.values()
-            for key in kind.keys
-            if attrgetter(key)(config) is not None
-        ]
+        given = [f"{key}={attrgetter(key)(config)}" for kind in chosen.values() for key in kind.set_keys(config)]
         yield f"{' and '.join(given)}: each says how the episodes of the run go; keep one"
 
 

@@ -222,6 +222,8 @@ class RunningEpisode:
         self.rewards: list[float] = []  # of turns
         self.counts: Counter[str] = Counter()  # of an agent's requests; a metric each
         self.environment_seconds = 0.0
+        self.generating = 0  # answers, at this moment
+        self.idle_since = time.monotonic()  # since when none was
 
     async def answer(self, leaf: int, max_tokens: int | None = None, stops: Sequence[str] = ()) -> int:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin.
@@ -237,7 +239,12 @@ class RunningEpisode:
         seed, self.answers = self.row.seed(self.answers), self.answers + 1
         request = Request(tuple(tokens), replace(self.sampling, max_new_tokens=budget), seed)
         began = time.monotonic()
-        completion = await self.turns.generate(self.row.share, request)
+        self.generating += 1
+        try:
+            completion = await self.turns.generate(self.row.share, request)
+        finally:
+            self.generating -= 1
+            self.idle_since = time.monotonic()
         node = self.writer.answer(leaf, completion, time.monotonic() - began, stops)
         if not self.writer.episode.nodes[node].finished and budget == limit:
             by_turn = self.limits.turn_tokens is not None and len(completion.tokens_L) >= self.limits.turn_tokens

@@ -95,7 +95,7 @@ class EpisodeWriter:
         self.branched += best is None and bool(self.episode.nodes)
         added = torch.tensor(tokens[max(length, 0) :], dtype=torch.int64)
         text = self.texts.decode(added.tolist())
-        return self.episode.add(Node(best, (), added, Conversation((), (), text)))
+        return self.episode.add(Node(best, ({"role": "user", "content": text},), added, Conversation((), (), text)))
 
     def answer(self, parent: int, completion: Completion, seconds: float = 0.0, stops: Sequence[str] = ()) -> int:
         """An answer of the policy. Returns its node.

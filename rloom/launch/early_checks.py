@@ -16,7 +16,7 @@ from rloom.config.schema import Config, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
-from rloom.episodes.kinds import ENVIRONMENT_KEY, environment_reference, episode_kind
+from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, environment_reference, episode_kind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
 from rloom.gpus import CHOICE, has_no_gpu, smallest_memory, visible_gpus
@@ -261,6 +261,16 @@ def check_environment(config: Config) -> None:
     name = config.actor_rollout_ref.rollout.multi_turn.environment
     assert name is not None
     check_reference(ENVIRONMENT_KEY, environment_reference(name))
+
+
+def check_agent(config: Config) -> None:
+    keys = config.actor_rollout_ref.rollout.agent
+    if keys.path is not None and keys.command is not None:
+        raise ConfigError(f"{AGENT}.path={keys.path} and {AGENT}.command={keys.command}: each is an agent; keep one")
+    if keys.path is not None:
+        check_reference(f"{AGENT}.path", keys.path)
+    elif keys.kwargs:
+        raise ConfigError(f"{AGENT}.kwargs={keys.kwargs}: a program has none; write them into {AGENT}.command")
 
 
 def model_sources(config: Config, *, critic: bool) -> Iterator[ModelSource]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rloom.episodes.agents.process import ANSWER, ASK, AgentSetup, LoadedAgent, Task, number
+from rloom.episodes.agents.process import ANSWER, ASK, AgentSetup, Answer, LoadedAgent, Task, number
 from rloom.episodes.openrlhf_names import MultiTurnAgentExecutor
 from rloom.episodes.verl_names import AGENT_LOOPS, DictConfigWrap, TokenOutput
 from rloom.errors import ConfigError
@@ -42,16 +42,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "ignore_eos": (False,),
 }
 _LENGTH = struct.Struct("!Q")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the driver sends."""
-
-    tokens: list[int]  # with the stop token
-    logprobs: list[float]
-    finished: bool  # with a stop token
-    text: str  # with special tokens, without the stop token
 
 
 class Policy:
@@ -267,6 +257,7 @@ class TokenEngine:
     """OpenRLHF's llm_engine."""
 
     policy: Policy
+    tokenizer: Any
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling_params: Any, multi_modal_data: Any = None
@@ -277,7 +268,8 @@ class TokenEngine:
         answer = await self.policy.ask(prompt_token_ids, params)
         logprobs = [{token: Logprob(value)} for token, value in zip(answer.tokens, answer.logprobs, strict=True)]
         reason = "stop" if answer.finished else "length"
-        return RequestOutput(list(prompt_token_ids), [CompletionOutput(answer.tokens, answer.text, logprobs, reason)])
+        text = self.tokenizer.decode(answer.tokens[:-1] if answer.finished else answer.tokens)
+        return RequestOutput(list(prompt_token_ids), [CompletionOutput(answer.tokens, text, logprobs, reason)])
 
 
 def public(params: Any) -> dict[str, Any]:
@@ -311,7 +303,7 @@ def executor_runner(setup: AgentSetup, made_by: Callable[..., Any]) -> Callable[
             "sampling_params": SamplingParams(**task.sampling, max_tokens=task.max_tokens),
             "max_length": task.max_length,
             "hf_tokenizer": tokenizer,
-            "llm_engine": TokenEngine(policy),
+            "llm_engine": TokenEngine(policy, tokenizer),
         }
         found = await executor.execute(**given)
         tokens = [int(token) for token in found["observation_tokens"]]

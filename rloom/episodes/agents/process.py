@@ -80,6 +80,15 @@ class Task:
         }
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What an agent that asks with tokens gets. Without tokens: a limit of the episode is reached."""
+
+    tokens: list[int]  # with the stop token
+    logprobs: list[float]
+    finished: bool  # with a stop token
+
+
 class AgentFailed(Exception):
     """With the reason as its text."""
 

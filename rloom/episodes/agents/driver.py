@@ -1,0 +1,235 @@
+"""Episodes whose agents ask for their answers: at a URL, or with tokens over the connection of their process."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rloom.episodes.agents.outputs import episode_of
+from rloom.episodes.agents.process import ANSWER, ASK, RESULT, RUN, Answer, Task
+from rloom.episodes.episode import Node
+from rloom.episodes.gateway.server import Gateway
+from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentProcess
+from rloom.episodes.record import Ending
+from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
+from rloom.episodes.session import AgentSession, Sessions
+from rloom.episodes.template import Conversation
+from rloom.errors import DataError
+
+EPISODE_S = 3600.0  # of an agent's episode without a limit of its own: an agent may begin a new history for ever
+MOST_QUESTIONS = 256  # that an agent may have open at a time
+NO_FORM = "the agent's process sent what its agent cannot have returned"
+
+
+@dataclass
+class AgentDriver:
+    """One process for each episode, in which the user's agent runs."""
+
+    pool: EnvironmentPool
+    by_url: bool  # else with tokens
+    vocabulary: int  # tokens
+    max_prompt: int
+    port: int = 0
+    loops: tuple[str, ...] = ()  # names of agent loops
+    gateway: Gateway = field(default_factory=Gateway)
+
+    def __post_init__(self) -> None:
+        self.sessions = Sessions(self.max_prompt)
+        self.starting = asyncio.Lock()
+
+    async def run(self, run: RunningEpisode, loop: str = "") -> None:
+        began = time.monotonic()
+        async with self.pool.forked() as process:
+            await self.start()
+            with self.sessions.open(run) as session:
+                found: Any = None
+                run.idle_since = time.monotonic()
+                try:
+                    async with asyncio.timeout(run.limits.episode_s or EPISODE_S):
+                        found = await self.converse(run, process, self.task(run, session, loop))
+                except TimeoutError:
+                    run.ending = Ending.TIME
+                except EnvironmentFailed:
+                    if run.ending is Ending.DONE:
+                        raise
+                    # an error that follows from a limit is not the agent's: SDKs raise one for a refused request
+                if found is not None:
+                    self.finish(run, session, found)
+        waited = sum(node.seconds for node in run.writer.episode.nodes if node.sampled)
+        run.environment_seconds = max(time.monotonic() - began - waited, 0.0)
+
+    async def start(self) -> None:
+        async with self.starting:
+            if self.by_url and not self.gateway.url:
+                await self.gateway.start(self.sessions, self.port)
+
+    def task(self, run: RunningEpisode, session: AgentSession, loop: str) -> Task:
+        prompt, sampling = run.row.prompt, run.sampling
+        messages = [dict(message) for message in prompt.messages]
+        given = {
+            "data_source": prompt.data_source,
+            "ground_truth": prompt.ground_truth,
+            "extra_info": prompt.extra_info,
+        }
+        return Task(
+            row={"messages": messages, **given, **prompt.columns, "prompt": messages},
+            messages=prompt.messages,
+            text=prompt.text,
+            ground_truth=prompt.ground_truth,
+            sampling={"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
+            max_tokens=run.limits.response_tokens,
+            max_length=self.max_prompt + run.limits.response_tokens,
+            base_url=self.gateway.session_url(session) if self.by_url else "",
+            api_key=session.key,
+            loop=loop,
+        )
+
+    async def converse(self, run: RunningEpisode, process: EnvironmentProcess, task: Task) -> Any:
+        """Answer the agent's questions, until its result."""
+        await process.send((RUN, task))
+        received = asyncio.create_task(process.receive())
+        pending: set[asyncio.Task[Any]] = {received, asyncio.create_task(end_idle(run))}
+        try:
+            while True:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task_done in done - {received}:
+                    task_done.result()
+                if received in done:
+                    message = received.result()
+                    if RESULT in message:
+                        return message[RESULT]
+                    if len(pending) > MOST_QUESTIONS:
+                        raise EnvironmentFailed(f"the agent asked for more than {MOST_QUESTIONS} answers at a time")
+                    pending.add(asyncio.create_task(self.answer(run, process, message)))
+                    received = asyncio.create_task(process.receive())
+                    pending.add(received)
+        finally:
+            for left in pending:
+                left.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def answer(self, run: RunningEpisode, process: EnvironmentProcess, message: Mapping[str, Any]) -> None:
+        number, tokens, max_tokens = self.question(message)
+        leaf = run.writer.read_tokens(tokens)
+        if tuple(tokens) == run.row.prompt.tokens:
+            run.writer.episode.replace(leaf, messages=run.row.prompt.messages)
+        node: int | None
+        try:
+            node = await run.answer(leaf, max_tokens)
+            run.ending = Ending.DONE  # an agent may go on after a limit, with fewer tokens
+        except LimitReached as reached:
+            run.ending, node = reached.ending, reached.answer
+        if node is None:
+            given = Answer([], [], False)
+        else:
+            answer = run.writer.episode.nodes[node]
+            assert answer.logprobs_L is not None
+            given = Answer(answer.tokens_L.tolist(), answer.logprobs_L.tolist(), answer.finished)
+        await process.send((ANSWER, number, given))
+
+    def question(self, message: Mapping[str, Any]) -> tuple[int, list[int], int | None]:
+        try:
+            number, tokens, max_tokens = message[ASK]
+        except (KeyError, TypeError, ValueError):
+            raise EnvironmentFailed(NO_FORM) from None
+        known = isinstance(tokens, list) and all(
+            type(token) is int and 0 <= token < self.vocabulary for token in tokens
+        )
+        if not tokens or not known:
+            raise EnvironmentFailed(f"the agent asked with a prompt of {'unknown' if tokens else 'no'} tokens")
+        if max_tokens is not None and not (isinstance(max_tokens, int) and max_tokens > 0):
+            raise EnvironmentFailed(f"the agent asked for an answer of {max_tokens} tokens")
+        return number, tokens, max_tokens
+
+    def finish(self, run: RunningEpisode, session: AgentSession, found: Any) -> None:
+        """The rewards that the agent returned, and the outputs of one that asks with tokens."""
+        try:
+            rewards = dict(found.get("rewards") or {})
+            if found.get("reward") is not None:
+                rewards[None] = found["reward"]
+            for name, reward in rewards.items():
+                if name is not None and name not in session.nodes:
+                    raise EnvironmentFailed(
+                        f"the agent returned a reward of {name[:80]!r}, which is none of its answers"
+                    )
+                session.set_reward(float(reward), name)
+            if not self.by_url:
+                outputs = [([*tokens], [*mask]) for tokens, mask in found["outputs"]]
+                run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise EnvironmentFailed(NO_FORM) from None
+
+    async def end(self) -> None:
+        await self.pool.end()
+        if self.gateway.url:
+            await self.gateway.stop()
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+async def end_idle(run: RunningEpisode) -> None:
+    """EnvironmentFailed when the agent has asked nothing and returned nothing for the time of a call."""
+    while True:
+        left = run.limits.call_s - (time.monotonic() - run.idle_since)
+        if run.generating or left > 0:
+            await asyncio.sleep(max(left, 0.05))
+        else:
+            raise EnvironmentFailed(
+                f"the agent asked for no answer and returned nothing for {run.limits.call_s:g} s (tool_timeout_s)"
+            )
+
+
+@dataclass(frozen=True)
+class OneTurnDriver:
+    """The prompt and one answer."""
+
+    async def run(self, run: RunningEpisode) -> None:
+        prompt = run.row.prompt
+        conversation = Conversation(prompt.messages, (), prompt.text)
+        leaf = run.writer.episode.add(Node(None, prompt.messages, torch.tensor(prompt.tokens), conversation))
+        try:
+            await run.answer(leaf)
+        except LimitReached as reached:
+            run.ending = reached.ending
+
+    async def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class AgentLoopDriver:
+    """Each row names its agent loop: the user's, or one of rloom's."""
+
+    agents: AgentDriver | None  # the user's loops
+    own: Mapping[str, Driver]
+    default: str
+
+    async def run(self, run: RunningEpisode) -> None:
+        name = run.row.prompt.columns.get("agent_name") or self.default
+        if self.agents is not None and name in self.agents.loops:
+            return await self.agents.run(run, name)
+        if name not in self.own:
+            known = [*self.own, *(self.agents.loops if self.agents is not None else ())]
+            raise DataError(
+                f"agent_name={name!r} of row {run.row.prompt.index}: there is no such agent loop; there are "
+                f"{', '.join(known)}. List yours in actor_rollout_ref.rollout.agent.agent_loop_config_path"
+            )
+        await self.own[name].run(run)
+
+    @property
+    def drivers(self) -> list[Driver]:
+        found = list({id(driver): driver for driver in self.own.values()}.values())
+        return found if self.agents is None else [self.agents, *found]
+
+    async def end(self) -> None:
+        for driver in self.drivers:
+            await driver.end()
+
+    def close(self) -> None:
+        for driver in self.drivers:
+            driver.close()

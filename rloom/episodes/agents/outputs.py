@@ -1,0 +1,97 @@
+"""The outputs of agents that ask with tokens, compared with what was sampled for them.
+
+An output is the tokens of one branch, of which those with mask 1 are to be trained. Each of them must have been sampled
+after the same tokens: an agent that decodes an answer and encodes it again may have others. Log-probs and versions are
+those of the record.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from rloom.episodes.episode import Episode, Node
+from rloom.episodes.pool import EnvironmentFailed
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def episode_of(recorded: Episode, outputs: Sequence[tuple[list[int], list[int]]], decode: Decode) -> Episode:
+    """The outputs, (tokens, mask) each, as the branches of an episode. What they share is shared; answers that are in
+    none of them are left out. EnvironmentFailed: a token with mask 1 was not sampled."""
+    if not outputs:
+        raise EnvironmentFailed("the agent returned no output")
+    built = Episode()
+    known: dict[tuple[int | None, int, int, int, bool], int] = {}
+    for tokens, mask in outputs:
+        if len(mask) != len(tokens):
+            raise EnvironmentFailed(f"the agent returned {len(tokens)} tokens with {len(mask)} entries of their mask")
+        leaf, stop = sampled_leaf(recorded, tokens, mask)
+        parent: int | None = None
+        start = 0
+        for index in recorded.path(leaf):
+            node = recorded.nodes[index]
+            end = min(start + len(node.tokens_L), stop)
+            for first, last, trained in pieces(mask, start, end, node.sampled):
+                key = (parent, index, first, last, trained)
+                if key not in known:
+                    known[key] = built.add(piece(node, parent, first - start, last - start, last, trained, decode))
+                parent = known[key]
+            start += len(node.tokens_L)
+            if start >= stop:
+                break
+    return built
+
+
+def sampled_leaf(recorded: Episode, tokens: Sequence[int], mask: Sequence[int]) -> tuple[int, int]:
+    """The node whose path the output is, and how many tokens it has up to the last one with mask 1."""
+    stop = max((place + 1 for place, one in enumerate(mask) if one), default=len(tokens))
+    paths = {index: recorded.tokens(index) for index in range(len(recorded.nodes))}
+    if not paths:
+        raise EnvironmentFailed("the agent returned tokens and had asked for no answer")
+    leaf = max(paths, key=lambda index: common(paths[index], tokens[:stop]))
+    equal = common(paths[leaf], tokens[:stop])
+    sampled = [node.sampled for index in recorded.path(leaf) for node in [recorded.nodes[index]] for _ in node.tokens_L]
+    wrong = (place for place in range(len(tokens)) if mask[place] and (place >= equal or not sampled[place]))
+    if (place := next(wrong, None)) is not None:
+        raise EnvironmentFailed(
+            f"token {place} of the agent's output has mask 1 and was not sampled after the tokens before it; return "
+            "the tokens of the answers as they were given, not encoded again"
+        )
+    return leaf, min(stop, equal)
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens are equal from the beginning on."""
+    length = min(len(first), len(second))
+    return next((place for place in range(length) if first[place] != second[place]), length)
+
+
+def pieces(mask: Sequence[int], start: int, end: int, sampled: bool) -> list[tuple[int, int, bool]]:
+    """Parts of a node from `start` to `end` that are trained, and others."""
+    if not sampled:
+        return [(start, end, False)]
+    found: list[tuple[int, int, bool]] = []
+    for trained, places in groupby(range(start, end), key=lambda place: bool(mask[place])):
+        own = list(places)
+        found.append((own[0], own[-1] + 1, trained))
+    return found
+
+
+def piece(node: Node, parent: int | None, first: int, last: int, length: int, trained: bool, decode: Decode) -> Node:
+    """Tokens `first` to `last` of a node. `length`: of the path up to there."""
+    whole = last == len(node.tokens_L)
+    if first == 0 and whole and trained == node.sampled:
+        return replace(node, parent=parent)
+    tokens_L = node.tokens_L[first:last]
+    text = decode(tokens_L.tolist())
+    return replace(
+        node,
+        parent=parent,
+        messages=({"role": "assistant" if node.sampled else "user", "content": text},),
+        tokens_L=tokens_L,
+        sampled=trained,
+        logprobs_L=node.logprobs_L[first:last] if trained and node.logprobs_L is not None else None,
+        finished=node.finished and whole,
+        stop=node.stop if whole else "",
+        experts_PMK=node.experts_PMK[:length] if trained and node.experts_PMK is not None else None,
+    )
