@@ -1,0 +1,106 @@
+"""Episodes of agents in processes of their own, with an engine that answers from a script."""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from rloom.episodes.agents.driver import AgentDriver, AgentLoopDriver, OneTurnDriver
+from rloom.episodes.agents.process import AgentSetup
+from rloom.episodes.base import Limits
+from rloom.episodes.pool import EnvironmentPool
+from rloom.episodes.record import EpisodeRecord
+from rloom.episodes.runner import Driver, EpisodeRow, EpisodeRunner
+from rloom.episodes.template import TurnTemplate
+from rloom.episodes.writer import Texts
+from rloom.rollout.base import Completion, Sampling
+from rloom.types import Prompt
+from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
+
+NAME = "chatml"
+MAX_PROMPT = 200
+QUESTION = ({"role": "user", "content": "guess"},)
+LIMITS = Limits(400, turns=8, call_s=20.0)
+
+
+def agent_driver(setup: AgentSetup, most: int = 8) -> AgentDriver:
+    pool = EnvironmentPool(setup, most)
+    found = pool.loaded()
+    vocabulary = max(tokenizer_for(NAME).get_vocab().values()) + 1
+    return AgentDriver(pool, found["by_url"], vocabulary, MAX_PROMPT, loops=tuple(found["loops"]))
+
+
+def setup_of(**given: Any) -> AgentSetup:
+    data = {"max_response_length": 400, "apply_chat_template_kwargs": {}, "tool_config_path": None}
+    rollout = {"prompt_length": MAX_PROMPT, "response_length": 400}
+    config = {"data": data, "actor_rollout_ref": {"rollout": rollout}}
+    return AgentSetup(config=config, tokenizer=pickle.dumps(tokenizer_for(NAME)), **given)
+
+
+def loop_driver(default: str, **given: Any) -> AgentLoopDriver:
+    own: dict[str, Driver] = {"single_turn_agent": OneTurnDriver()}
+    return AgentLoopDriver(agent_driver(setup_of(**given)), own, default)
+
+
+def run(
+    driver: Driver,
+    episodes: int = 1,
+    *,
+    answer: Callable[[int, int], str] = lambda number, turn: f"{turn}",
+    limits: Limits = LIMITS,
+    rows: Mapping[int, Mapping[str, Any]] | None = None,
+    at_turn: Callable[[int], None] = lambda turn: None,
+) -> tuple[list[EpisodeRecord], list[list[list[int]]]]:
+    """The records in their order, and the tokens of all answers to each. `answer(episode, turn)`: their texts."""
+    tokenizer, stop = tokenizer_for(NAME), TEMPLATES[NAME][1]
+    (stop_token,) = encode(stop, NAME)
+    texts = Texts(
+        TurnTemplate(tokenizer),
+        lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
+        {stop_token: stop},
+    )
+    runner = EpisodeRunner(driver, texts, limits)
+    text = texts.template.render(QUESTION)
+    tokens = tuple(encode(text, NAME))
+    prompts = [
+        Prompt(n, QUESTION, text, tokens, "game", ground_truth="7", columns=(rows or {}).get(n, {}))
+        for n in range(episodes)
+    ]
+    planned = [EpisodeRow(n, 0, prompt, lambda turn, n=n: 1000 * n + turn) for n, prompt in enumerate(prompts)]
+    sampled: list[list[list[int]]] = [[] for _ in prompts]
+    records: dict[int, EpisodeRecord] = {}
+    sent = 0
+    with closing(runner), runner.started(planned, Sampling(100), shares=1) as turns:
+        while (requests := turns.next_requests(0)) is not None:
+            for request in requests:
+                number, turn = divmod(request.seed, 1000)
+                at_turn(turn)
+                found = [*encode(answer(number, turn), NAME), stop_token]
+                finished = len(found) <= request.sampling.max_new_tokens
+                found = found[: request.sampling.max_new_tokens]
+                sampled[number].append(found)
+                logprobs = -torch.arange(1.0, len(found) + 1)
+                turns.complete(0, sent, Completion(sent, torch.tensor(found), logprobs, finished, turn))
+                sent += 1
+            records |= dict(turns.take_finished())
+        records |= dict(turns.take_finished())
+    return [records[n] for n in range(episodes)], sampled
+
+
+def trained(record: EpisodeRecord) -> list[list[int]]:
+    """The tokens of all turns that are trained, in the order of the branches."""
+    return [
+        branch.tokens_L[turn.start : turn.stop].tolist()
+        for branch in record.episode.branches()
+        for turn in branch.turns
+    ]
+
+
+def texts_of(record: EpisodeRecord) -> list[str]:
+    return [tokenizer_for(NAME).decode(branch.tokens_L) for branch in record.episode.branches()]
+
+
+def flat(answers: Sequence[Sequence[int]]) -> list[int]:
+    return [token for answer in answers for token in answer]
