@@ -21,6 +21,7 @@ from rloom.types import Message
 
 LOAD_LIMIT_S = 120.0
 KILL_GRACE_S = 2.0  # after a call's limit, at which the process raises an error itself
+END_LIMIT_S = 10.0  # of the process that the others are forked from, which waits for their ends
 LONGEST_REPLY = 64 << 20
 _LENGTH = struct.Struct("!Q")
 
@@ -153,7 +154,7 @@ class EnvironmentPool:
     def close(self) -> None:
         self.control.close()
         try:
-            self.server.wait(KILL_GRACE_S)
+            self.server.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.server.kill()
             self.server.wait()

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -117,10 +118,19 @@ def serve(control: socket.socket, serve_one: Callable[[socket.socket], None]) ->
                 os.close(fd)
             control.sendall(pid.to_bytes(4, "big"))
         reap(children)
+    end_all(children)
+
+
+def end_all(children: set[int]) -> None:
+    """Wait for all of them: what a process has left behind becomes a child of this one only when that has ended."""
     for pid in children:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-    kill_left_behind(set())
+    with suppress(ChildProcessError):
+        while True:
+            kill_left_behind(set())
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.01)
 
 
 def reap(children: set[int]) -> None:

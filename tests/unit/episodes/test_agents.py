@@ -295,7 +295,7 @@ def test_an_agent_that_cannot_run_is_an_error_before_training(tmp_path, text, na
 
 
 def test_a_program_that_does_not_exist_is_an_error_before_training():
-    with pytest.raises(RloomError, match=r"agent\.command=nothing-of-that-name: there is no program"):
+    with pytest.raises(RloomError, match=r"agent\.command=nothing-of-that-name 1: there is no program"):
         agent_driver(setup_of(command="nothing-of-that-name 1"))
 
 
