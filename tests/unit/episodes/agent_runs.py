@@ -25,6 +25,17 @@ QUESTION = ({"role": "user", "content": "guess"},)
 LIMITS = Limits(400, turns=8, call_s=20.0)
 
 
+class Letters(str):
+    """A text that is sampled with other tokens than those of its encoding."""
+
+    tokens: list[int]
+
+    def __new__(cls, tokens: list[int]) -> "Letters":
+        made = super().__new__(cls, tokenizer_for(NAME).decode(tokens))
+        made.tokens = tokens
+        return made
+
+
 def agent_driver(setup: AgentSetup, most: int = 8) -> AgentDriver:
     pool = EnvironmentPool(setup, most)
     found = pool.loaded()
@@ -51,7 +62,6 @@ def run(
     answer: Callable[[int, int], str] = lambda number, turn: f"{turn}",
     limits: Limits = LIMITS,
     rows: Mapping[int, Mapping[str, Any]] | None = None,
-    at_turn: Callable[[int], None] = lambda turn: None,
 ) -> tuple[list[EpisodeRecord], list[list[list[int]]]]:
     """The records in their order, and the tokens of all answers to each. `answer(episode, turn)`: their texts."""
     tokenizer, stop = tokenizer_for(NAME), TEMPLATES[NAME][1]
@@ -76,8 +86,8 @@ def run(
         while (requests := turns.next_requests(0)) is not None:
             for request in requests:
                 number, turn = divmod(request.seed, 1000)
-                at_turn(turn)
-                found = [*encode(answer(number, turn), NAME), stop_token]
+                text = answer(number, turn)
+                found = [*(text.tokens if isinstance(text, Letters) else encode(text, NAME)), stop_token]
                 finished = len(found) <= request.sampling.max_new_tokens
                 found = found[: request.sampling.max_new_tokens]
                 sampled[number].append(found)
