@@ -342,7 +342,7 @@ def quoted(text: str) -> str:
 
 SUFFIXES = (".parquet", ".json", ".jsonl")
 NO_SOURCE = "default"  # OpenRLHF's data source of rows without one
-REWARD_FUNCTION = "reward_func"
+REWARD_FUNCTION, AGENT_EXECUTOR = "reward_func", "AgentExecutor"  # names in the files
 
 
 def data_values(given: GivenFlags) -> dict[str, Any]:
@@ -387,7 +387,9 @@ def literal_text(text: str) -> str:
 
 
 def reward_values(given: GivenFlags) -> dict[str, Any]:
-    url = given["remote_rm_url"]
+    url, agent = given["remote_rm_url"], given["agent_func_path"]
+    if agent is not None:
+        return {f"{ROLLOUT}.agent.path": f"{agent}:{AGENT_EXECUTOR}"}
     if url is not None and url.endswith(".py"):
         return {"custom_reward_function.path": url, "custom_reward_function.name": REWARD_FUNCTION}
     if url is not None:
@@ -437,9 +439,14 @@ def length_faults(given: GivenFlags) -> Iterator[str]:
 
 
 def reward_faults(given: GivenFlags) -> Iterator[str]:
-    url, model = given["remote_rm_url"], given["reward_pretrain"]
+    url, model, agent = given["remote_rm_url"], given["reward_pretrain"], given["agent_func_path"]
     if url is not None and model is not None:
         yield "--remote_rm_url and --reward_pretrain are two rewards; keep one, or mix them by reward_model.composite"
+    if agent is not None and (url is not None or model is not None):
+        other = "--reward_pretrain" if url is None else "--remote_rm_url"
+        yield f"--agent_func_path and {other}: the agent gives the rewards; keep one"
+    if agent is not None and not agent.endswith(".py"):
+        yield f"--agent_func_path {agent}: give a .py file with a class {AGENT_EXECUTOR}"
     if url is not None and "," in url and any(part.endswith(".py") for part in url.split(",")):
         yield f"--remote_rm_url {url}: give one .py file, or URLs"
     if model is not None and "," in model:

@@ -48,6 +48,7 @@ SPEC: dict[str, tuple[str, Any]] = {
     "actor_learning_rate": ("actor.adam.lr", 1e-6),
     "critic_learning_rate": ("critic.adam.lr", 9e-6),
     "remote_rm_url": ("reward.remote_url", None),
+    "agent_func_path": ("train.agent_func_path", None),
     "save_steps": ("ckpt.save_steps", -1),
     "eval_steps": ("eval.steps", -1),
     "ckpt_path": ("ckpt.path", "./ckpt/checkpoints_ppo_ray"),
@@ -322,6 +323,8 @@ def test_data_reward_and_checkpoints() -> None:
     assert saved == ["model", "optimizer", "extra", "hf_model"]
     own = config_of("--remote_rm_url ./rewards.py").custom_reward_function
     assert (own.path, own.name) == ("./rewards.py", "reward_func")
+    for name in ("agent_func_path", "train.agent_func_path"):
+        assert config_of(f"--{name} ./agents.py").actor_rollout_ref.rollout.agent.path == "./agents.py:AgentExecutor"
     lengths = config_of(f"{MODEL} --max_len 2048 --max_new_tokens 1500").data
     assert (lengths.max_prompt_length, lengths.max_response_length) == (548, 1500)
 
@@ -377,6 +380,9 @@ FAULTS = {
     "--colocate_all_models --vllm_num_engines 2": "= 2 GPUs, and the actor has",
     "--vllm_num_engines 1": "actor 8 + ref 8 + critic 8 + rollout 1 = 25 GPUs do not fill machines of 8",
     "--remote_rm_url http://h:1 --reward_pretrain m": "are two rewards; keep one",
+    "--agent_func_path a.py --remote_rm_url http://h:1": "--agent_func_path and --remote_rm_url: the agent gives",
+    "--agent_func_path a.py --reward_pretrain m": "--agent_func_path and --reward_pretrain: the agent gives",
+    "--agent_func_path agents": "give a .py file with a class AgentExecutor",
     "--max_len 100": "give both, or --prompt_max_len and --generate_max_len",
     "--disable_ds_ckpt": "add --save_hf_ckpt",
     "--colocate_critic_reward --reward_pretrain m": "cannot share workers without the actor",

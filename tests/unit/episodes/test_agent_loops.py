@@ -321,8 +321,8 @@ def test_verls_single_turn_loop_runs_unchanged(tmp_path):
     try:
         driver = loop_driver("theirs", loops=(str(tmp_path / "loops.yaml"),))
     except RloomError as error:
-        if "tool_registry" in str(error):
-            pytest.skip("it imports verl's registry of tools")
+        if "'verl.tools'" in str(error):
+            pytest.skip("it imports verl's registry of tools, which has no stand-in")
         raise
     [record], [sampled] = run(driver)
     assert (record.failure, trained(record), flat(sampled)) == (None, sampled, flat(trained(record)))
