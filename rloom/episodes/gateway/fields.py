@@ -107,16 +107,21 @@ class Fields:
         return stops
 
     def ignored(self, sampling: Sampling) -> tuple[str, ...]:
-        """Fields that nothing read and whose values are not those of the run."""
-        own = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-        left = self.body.keys() - self.read - WITHOUT_EFFECT
+        """Fields that would change an answer, that nothing read, and whose values are not those of the run."""
+        own: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "parallel_tool_calls": True,
+        }
+        left = {name: value for name, value in self.body.items() if name not in self.read | WITHOUT_EFFECT}
         return tuple(
-            sorted(name for name in left if not is_empty(self.body[name]) and self.body[name] != own.get(name))
+            sorted(
+                name
+                for name, value in left.items()
+                if value is not None and (value != own[name] if name in own else value not in (False, 0, [], {}, ""))
+            )
         )
-
-
-def is_empty(value: Any) -> bool:
-    return value is None or value is False or value in (0, [], {}, "")
 
 
 def as_text(value: Any, field: str) -> str:
