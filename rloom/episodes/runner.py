@@ -78,7 +78,8 @@ class Turns:
                 self.changed.wait(IDLE_S)
             if self.error is not None:
                 raise self.error
-            taken = [self.queued[share].popleft() for _ in range(len(self.queued[share]))]
+            taken = [(request, answer) for request, answer in self.queued[share] if not answer.cancelled()]
+            self.queued[share].clear()
             self.sent[share] += [answer for _, answer in taken]
             self.unfinished[share] += len(taken)
             if not self.unfinished[share] and not self.running[share]:

@@ -40,6 +40,13 @@ class AgentAnswer:
         return self.node.shown[0]
 
 
+class EpisodeEnded(Exception):
+    """A request of an episode that has ended."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(f"the episode has ended ({ending.value})")
+
+
 class AgentSession:
     """One episode. `id` is a part of the agent's address, `key` its API key: either names the session."""
 
@@ -63,11 +70,12 @@ class AgentSession:
         stops: Sequence[str] = (),
         reads_calls: bool = True,
     ) -> AgentAnswer:
-        """DataError: the messages cannot be answered. LimitReached: no further answer is possible.
+        """DataError: the messages cannot be answered. LimitReached, EpisodeEnded: no further answer is possible.
 
         `stops`: texts that end the answer, and are not shown. `reads_calls`: calls of `tools` are apart from the text.
         Cancelled, it records no answer.
         """
+        self.check_open()
         run, writer = self.run, self.run.writer
         leaf = writer.read(messages, tools)
         task = asyncio.current_task()
@@ -82,7 +90,8 @@ class AgentSession:
                 raise
             node = reached.answer
         except asyncio.CancelledError:
-            run.counts[DROPPED] += not self.closed
+            self.check_open()
+            run.counts[DROPPED] += 1
             raise
         finally:
             self._requests.discard(task)
@@ -113,10 +122,15 @@ class AgentSession:
     def set_reward(self, reward: float, answer: str | None = None) -> None:
         """Of the episode, or of one answer, placed at its last token; a later one replaces it. The reward of the
         episode is the sum. KeyError: there is no such answer."""
+        self.check_open()
         if answer is not None:
             self.run.writer.episode.replace(self.nodes[answer], reward=reward)
         self._given[answer] = reward
         self.run.reward = sum(self._given.values())
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise EpisodeEnded(self.run.ending)
 
     def close(self) -> None:
         """Requests that still run are cancelled: nothing is added to a finished episode."""

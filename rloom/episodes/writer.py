@@ -32,6 +32,7 @@ class EpisodeWriter:
     episode: Episode = field(default_factory=Episode)
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
+    compared: dict[int, list[Any]] = field(default_factory=dict)  # node -> what identifies its messages
 
     def begin(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
         """A branch from its first message. Returns the node."""
@@ -45,8 +46,8 @@ class EpisodeWriter:
         past = self.episode.nodes[parent]
         added = self.texts.template.add(past.conversation, messages, past.stop)
         if added is None:
-            self.rewritten += 1
             node = self.begin([*past.conversation.messages, *messages], past.conversation.tools)
+            self.rewritten += 1
             heard = (*self.heard(parent), *messages)
             self.episode.replace(node, calls=calls, seconds=seconds, shown=heard)
             return node
@@ -64,23 +65,28 @@ class EpisodeWriter:
         nodes, wanted = self.episode.nodes, [comparable(message) for message in messages]
         found: dict[int, tuple[int, int]] = {}  # node -> (messages up to it, how many are equal in every detail)
         for index, node in enumerate(nodes):
-            own = node.messages if node.shown is None else node.shown
-            before = (0, 0) if node.parent is None else found.get(node.parent)
-            if before is None or list(node.conversation.tools) != list(tools):
+            before = found.get(node.parent) if node.parent is not None else (0, 0)
+            if before is None or (node.parent is None and list(node.conversation.tools) != list(tools)):
                 continue
-            sent = messages[before[0] : before[0] + len(own)]
-            if own and [comparable(message) for message in own] == wanted[before[0] : before[0] + len(own)]:
-                found[index] = before[0] + len(own), before[1] + sum(map(same_details, own, sent))
+            own = node.messages if node.shown is None else node.shown
+            if index not in self.compared:
+                self.compared[index] = [comparable(message) for message in own]
+            start, stop = before[0], before[0] + len(own)
+            if own and self.compared[index] == wanted[start:stop]:
+                found[index] = stop, before[1] + sum(map(same_details, own, messages[start:stop]))
         # an answer that the conversation goes on from, or a node that the conversation ends with
         known = [index for index, (length, _) in found.items() if nodes[index].sampled or length == len(messages)]
         best = max(known, key=lambda index: (*found[index], index), default=None)
         if best is None:
-            self.branched += bool(nodes)
-            return self.begin(messages, tools)
+            begun = self.begin(messages, tools)
+            self.branched += begun > 0
+            return begun
         if not nodes[best].sampled:
             return best
-        self.branched += any(node.parent == best for node in nodes)
-        return self.add(best, messages[found[best][0] :])
+        is_continued = any(node.parent == best for node in nodes)
+        added = self.add(best, messages[found[best][0] :])
+        self.branched += is_continued
+        return added
 
     def read_tokens(self, tokens: Sequence[int]) -> int:
         """As `read`, for an agent that sends tokens."""
@@ -159,13 +165,13 @@ class EpisodeWriter:
 
 
 def comparable(message: Message) -> tuple[Any, ...]:
-    """What identifies a message. Clients leave out reasoning and empty fields, and write arguments of calls with other
-    spaces."""
+    """What identifies a message. Clients leave out empty fields, of answers also the reasoning and outer white space,
+    and write arguments of calls with other spaces."""
     text: str = message.get("content") or ""
     if message.get("role") == "assistant":
-        text = split_reasoning(text)[1]
+        text = split_reasoning(text)[1].strip()
     calls = [(call["function"]["name"], parsed(call["function"]["arguments"])) for call in calls_of(message)]
-    return message.get("role"), text.strip(), calls, message.get("tool_call_id")
+    return message.get("role"), text, calls, message.get("tool_call_id")
 
 
 def same_details(one: Message, other: Message) -> bool:

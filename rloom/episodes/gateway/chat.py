@@ -65,7 +65,7 @@ class ChatDialect:
         choices = [
             {
                 "index": index,
-                "message": {**answer.message, "content": answer.message["content"] or None, "refusal": None},
+                "message": shown_message(answer),
                 **self.rest_of_choice(asked, answer, texts),
             }
             for index, answer in enumerate(answers)
@@ -152,6 +152,11 @@ def usage(answers: Sequence[AgentAnswer]) -> dict[str, int]:
     prompt = len(answers[0].prompt)
     sampled = sum(len(answer.node.tokens_L) for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def shown_message(answer: AgentAnswer) -> dict[str, Any]:
+    message = {**answer.message, "refusal": None}
+    return {**message, "content": message["content"] or None} if "tool_calls" in message else message
 
 
 def finish_reason(answer: AgentAnswer) -> str:

@@ -33,7 +33,7 @@ from rloom.episodes.gateway.messages import MessagesDialect
 from rloom.episodes.gateway.responses import ResponsesDialect
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached
-from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, Sessions
+from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, EpisodeEnded, Sessions
 from rloom.errors import ConfigError, DataError
 
 HOST = "127.0.0.1"
@@ -148,7 +148,8 @@ class Gateway:
     async def start(self, sessions: Sessions, port: int) -> None:
         """`port`: 0 for a free one."""
         self._sessions = sessions
-        self._socket = socket.socket()
+        # asyncio sends without delay (TCP_NODELAY) where the protocol is named
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((HOST, port))
@@ -216,7 +217,7 @@ class Gateway:
         ending = self._sessions.ended.get(request.session_id or request.key or "")
         if ending is None:
             raise Refused(NO_SESSION, status=401, code="no_session")
-        raise ended(ending)
+        raise EpisodeEnded(ending)
 
     async def _answer(self, request: HttpRequest, session: AgentSession, send: Send) -> None:
         method, path = request.method, request.path
@@ -281,8 +282,6 @@ async def ask(asked: Asked, request: HttpRequest, session: AgentSession) -> list
     if answers:
         return answers
     assert isinstance(found[0], BaseException)
-    if isinstance(found[0], asyncio.CancelledError):  # with its session
-        raise ended(session.run.ending)
     raise found[0]
 
 
@@ -297,12 +296,10 @@ def refusal(error: Exception) -> Refused:
         return Refused(f"the episode may have no further answer: {error.ending.value}", code="turn_limit_exceeded")
     if isinstance(error, DataError):
         return Refused(str(error), field="messages")
+    if isinstance(error, EpisodeEnded):
+        return Refused(str(error), status=410, code="episode_ended")
     log.warning(f"a request of an agent failed: {type(error).__name__}: {error}")
     return Refused(f"rloom failed: {type(error).__name__}: {error}", status=500, code="internal_error")
-
-
-def ended(ending: Ending) -> Refused:
-    return Refused(f"the episode has ended ({ending.value})", status=410, code="episode_ended")
 
 
 def set_reward(session: AgentSession, body: Body) -> dict[str, Any]:

@@ -267,6 +267,13 @@ def test_a_client_that_sends_byte_by_byte_is_answered(run):
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
+def test_answers_are_sent_without_delay(run, http):
+    """Without TCP_NODELAY an answer waits 40 ms for the client's acknowledgement of its headers."""
+    http.get(f"{run.url}/v1/models")
+    sockets = [one.transport.get_extra_info("socket") for one in run.gateway._server.server_state.connections]
+    assert sockets and all(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets)
+
+
 def test_a_stop_ends_open_connections_at_once():
     with serving(lambda prompt: "ok") as run:
         waiting = [connect(run) for _ in range(3)]
