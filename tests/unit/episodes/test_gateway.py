@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterable
 
 import anthropic
 import httpx
@@ -171,7 +172,7 @@ def test_the_three_apis_continue_each_others_conversation():
 
 def collected(stream):
     """The events of a stream of either kind of client."""
-    if hasattr(stream, "__aiter__"):
+    if isinstance(stream, AsyncIterable):
 
         async def read():
             return [event async for event in stream]
