@@ -275,7 +275,8 @@ class RunningEnvironment:
         found = await self.process.call(request, self.limit_s)
         self.busy = False
         if "failed" in found:
-            raise EnvironmentFailed(plain_text(str(found["failed"])))
+            ending = Ending.FAILED if found.get("in_time") else Ending.NO_ANSWER
+            raise EnvironmentFailed(plain_text(str(found["failed"])), ending)
         return found
 
 

@@ -52,7 +52,6 @@ def main() -> None:
         made = load_plugin(KEY, setup.reference)
         environment = make_environment(made, setup.kwargs, setup.limits)
         answer = as_reply({"tools": environment.tools})
-        closed(environment)
     except BaseException as error:  # also an exit
         reason = str(error) if isinstance(error, RloomError) else f"{KEY}={setup.reference}: {one_line(error)}"
         write_all(control.fileno(), as_reply({"failed": reason}))
@@ -157,7 +156,7 @@ def serve_episode(connection: socket.socket, setup: Setup, made: Any) -> None:
             try:
                 answer = as_reply(limited(limit_s, answer_to, what, *arguments))
             except BaseException as error:  # of the user's code; also an exit
-                answer = as_reply({"failed": one_line(error)})
+                answer = as_reply({"failed": one_line(error), "in_time": not isinstance(error, CallTimeout)})
             write_all(connection.fileno(), answer)
     finally:
         if environment is not None:

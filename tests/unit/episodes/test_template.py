@@ -55,8 +55,9 @@ def test_reasoning_that_the_template_drops_rewrites_the_past():
 
 
 def test_an_opening_tag_of_the_template_is_a_part_of_the_answer():
-    assert TurnTemplate(tokenizer_for("opens reasoning")).opening == "<think>\n"
-    assert TurnTemplate(tokenizer_for("chatml")).opening == ""
+    template = TurnTemplate(tokenizer_for("opens reasoning"))
+    answered = template.answered(template.start([QUESTION]).conversation, "hm</think>7")
+    assert answered.messages[-1]["content"] == "<think>\nhm</think>7"
     assert conversation("opens reasoning", ["hm</think>7"], ["higher"]) is not None
 
 
