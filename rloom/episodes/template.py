@@ -14,6 +14,7 @@ the list of tools. Then nothing can be added, and the caller starts a new branch
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,8 +28,8 @@ from rloom.types import Message
 PROBE = "Probe7Q"  # a text that no template changes
 # written before an answer and read as a part of its text: the tag of a model that always reasons
 OPENING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
-CHANNEL = re.compile(  # of gpt-oss: its name, the tool that it calls, its text
-    r"<\|channel\|>(\w+)(?:\s+to=functions\.([\w.-]+))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+CHANNEL = re.compile(  # of gpt-oss: its name between two places of the tool that it calls, and its text
+    r"(?:\bto=functions\.([\w.-]+))?<\|channel\|>(\w+)(?:\s+to=functions\.([\w.-]+))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
     r"(.*?)(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|\Z)",
     re.DOTALL,
 )
@@ -69,10 +70,10 @@ class TurnTemplate:
         [tokens] = tokenize([text], self.tokenizer)
         return Added(Conversation(tuple(messages), tuple(tools), text), tokens)
 
-    def answered(self, past: Conversation, text: str) -> Conversation:
-        """`text`: of the answer's tokens, without the stop token."""
-        opening = OPENING.search(past.text)
-        message = {"role": "assistant", "content": (opening[0] if opening else "") + text}
+    def answered(self, past: Conversation, text: str, stop: str) -> Conversation:
+        """`text`: of the answer's tokens without the stop token; with the special tokens that the template writes."""
+        mark = self.mark_before(stop)
+        message = {"role": "assistant", "content": opening_of(past) + text.removesuffix(mark)}
         return Conversation((*past.messages, message), past.tools, past.text, text)
 
     def add(self, past: Conversation, messages: Sequence[Message], stop: str) -> Added | None:
@@ -91,40 +92,60 @@ class TurnTemplate:
         rest = rendered[end:]
         if stop and rest.lstrip().startswith(stop):
             rest = rest.lstrip().removeprefix(stop)
-        elif rest.lstrip() != self.after_answer(past, messages).lstrip():
+        elif self.mark_before(stop) or rest.lstrip() != self.after_answer(past, messages).lstrip():
             return None  # further text of the answer, such as the marks around one without reasoning
         return Added(Conversation(whole, past.tools, rendered), self.encode_after(stop, rest))
 
     def after_answer(self, past: Conversation, messages: Sequence[Message]) -> str:
         """What the template writes after an answer, when these messages follow."""
-        *earlier, last = past.messages
-        probe = {**last, "content": last["content"].removesuffix(past.answer) + PROBE}
-        return self.render([*earlier, probe, *messages], past.tools).rpartition(PROBE)[2]
+        probe = {"role": "assistant", "content": opening_of(past) + PROBE}
+        return self.render([*past.messages[:-1], probe, *messages], past.tools).rpartition(PROBE)[2]
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
         """The text up to the start of the next answer. DataError: the template refuses the messages."""
-        if any(message["role"] == "tool" for message in messages) and self.needs_calls:
-            messages = list(with_calls(messages))
+        if any(message["role"] == "tool" for message in messages):
+            if self.needs_calls is None:
+                raise DataError(
+                    "the chat template does not write the results of tools; set actor_rollout_ref.model."
+                    "custom_chat_template to one that does, or use an environment that answers in place of a user"
+                )
+            messages = list(with_calls(messages)) if self.needs_calls else messages
+        return self.render_plain(messages, tools)
+
+    def render_plain(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
         variables = {**self.variables, "tools": list(tools)} if tools else self.variables
-        return render_chat(
-            list(map(readable, messages)), self.tokenizer, self.custom_chat_template, variables=variables
-        )
+        read = list(map(readable, messages))
+        return render_chat(read, self.tokenizer, self.custom_chat_template, variables=variables)
 
     @cached_property
-    def needs_calls(self) -> bool:
-        """Whether the template writes a tool's result only after a message whose calls are apart from its text."""
-        question, result = {"role": "user", "content": "?"}, {"role": "tool", "name": "f", "content": PROBE}
-        answer = {"role": "assistant", "content": '<tool_call>{"name": "f", "arguments": {}}</tool_call>'}
-        plain = [question, answer, result]
-        return not self.writes_probe(plain) and self.writes_probe(list(with_calls(plain)))
-
-    def writes_probe(self, messages: Sequence[Message]) -> bool:
+    def closing(self) -> str:
+        """What the template writes after an answer, when a question follows."""
+        question = {"role": "user", "content": "?"}
         try:
-            return PROBE in render_chat(
-                messages, self.tokenizer, self.custom_chat_template, variables=dict(self.variables)
-            )
+            text = self.render_plain([question, {"role": "assistant", "content": PROBE}, question])
         except DataError:  # a template that refuses this conversation
-            return False
+            return ""
+        return text.rpartition(PROBE)[2] if PROBE in text else ""
+
+    def mark_before(self, stop: str) -> str:
+        """What the template writes between an answer and this stop token; the model has to write it, too."""
+        return self.closing.partition(stop)[0].strip() if stop and stop in self.closing else ""
+
+    @cached_property
+    def needs_calls(self) -> bool | None:
+        """Whether the template writes a tool's result only after a message whose calls are apart from its text. None:
+        it writes no such result."""
+        call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+        plain: list[Message] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": call},
+            {"role": "tool", "name": "f", "content": PROBE},
+        ]
+        for messages, needed in ((plain, False), (list(with_calls(plain)), True)):
+            with suppress(DataError):  # a template that refuses this conversation
+                if PROBE in self.render_plain(messages):
+                    return needed
+        return None
 
     def encode_after(self, stop: str, text: str) -> tuple[int, ...]:
         """Tokens of the text. Some tokenizers begin every text with a space: it is encoded behind the stop token."""
@@ -133,6 +154,12 @@ class TurnTemplate:
             if len(before) == 1 and whole[:1] == before:
                 return whole[1:]
         return tokenize([text], self.tokenizer)[0]
+
+
+def opening_of(past: Conversation) -> str:
+    """What the template wrote before the answer and reads as a part of it."""
+    found = OPENING.search(past.text)
+    return found[0] if found else ""
 
 
 def readable(message: Message) -> Message:
@@ -163,9 +190,9 @@ def arguments_of(text: str) -> Any:
 def without_channels(message: Message) -> Message:
     """An answer of gpt-oss: its reasoning, its calls and its final text."""
     reasoning, final, calls = list[str](), list[str](), list[tuple[str, Any]]()
-    for channel, tool, text in CHANNEL.findall(message["content"]):
-        if tool:
-            calls.append((tool, arguments_of(text)))
+    for recipient, channel, tool, text in CHANNEL.findall(message["content"]):
+        if recipient or tool:
+            calls.append((recipient or tool, arguments_of(text)))
         else:
             (reasoning if channel == "analysis" else final).append(text)
     found: dict[str, Any] = {"role": "assistant", "content": "".join(final)}
@@ -177,20 +204,22 @@ def without_channels(message: Message) -> Message:
 
 
 def with_calls(messages: Sequence[Message]) -> Iterator[Message]:
-    """The messages with the calls of tools apart from the text of the answers, and the results with their ids."""
+    """The messages with the calls of tools apart from the text of the answers, and the results with their ids. The
+    result of a call that cannot be read, which is its error, is a message of the user."""
     ids: list[str] = []  # of calls without a result
     made = 0
     for message in messages:
-        if message["role"] == "assistant" and not message.get("tool_calls"):
-            text = message["content"]
-            calls = [call for call in parse_tool_calls(text) if call.error is None]
-            if calls:
+        if message["role"] == "assistant":
+            message = readable(message)
+            calls = [call for call in parse_tool_calls(message["content"] or "") if call.error is None]
+            if calls and not message.get("tool_calls"):
                 found = [as_tool_call(made + number, call.name, call.arguments) for number, call in enumerate(calls)]
-                made += len(found)
-                ids = [call["id"] for call in found]
-                message = {**message, "content": without_calls(text), "tool_calls": found}
-        elif message["role"] == "tool" and "tool_call_id" not in message and ids:
-            message = {**message, "tool_call_id": ids.pop(0)}
+                message = {**message, "content": without_calls(message["content"]), "tool_calls": found}
+            ids = [call["id"] for call in message.get("tool_calls") or ()]
+            made += len(ids)
+        elif message["role"] == "tool" and "tool_call_id" not in message:
+            answered = {"tool_call_id": ids.pop(0)} if ids else {"role": "user"}
+            message = {**message, **answered}
         yield message
 
 

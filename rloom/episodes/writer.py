@@ -98,18 +98,19 @@ class EpisodeWriter:
         own = tokens[:-1] if completion.finished else tokens
         text = self.texts.decode(own)
         written = text if self.texts.decode_marked is None else self.texts.decode_marked(own)
+        stop = self.texts.stop_texts[tokens[-1]] if completion.finished else ""
         before = self.episode.nodes[parent].conversation
         return self.episode.add(
             Node(
                 parent,
                 ({"role": "assistant", "content": text},),
                 completion.tokens_L,
-                self.texts.template.answered(before, written),
+                self.texts.template.answered(before, written, stop),
                 sampled=True,
                 logprobs_L=completion.logprobs_L,
                 version=completion.version,
                 finished=completion.finished,
-                stop=self.texts.stop_texts[tokens[-1]] if completion.finished else "",
+                stop=stop,
                 seconds=seconds,
                 experts_PMK=completion.experts_LMK,
             )
