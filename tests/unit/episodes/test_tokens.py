@@ -1,4 +1,4 @@
-"""What an engine sampled is what is recorded and trained: every token once, after the context that it was sampled in."""
+"""What an engine sampled is what is recorded and trained: every token once, after the context it was sampled in."""
 
 import random
 from contextlib import closing
