@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rloom.batch import Trajectory
+from rloom.episodes.base import AtLimit
 from rloom.episodes.episode import Episode
 from rloom.types import Message, Prompt, Sample, Score
 
@@ -17,8 +18,21 @@ class Ending(Enum):
     TURNS = "turn limit"
     TOKENS = "token limit"
     TURN_TOKENS = "token limit of a turn"
+    USER_TURNS = "limit of the environment's turns"
+    EPISODE_TOKENS = "token limit of the episode"
     TIME = "time limit"
-    FAILED = "environment failed"
+    FAILED = "environment failed"  # it raised an error
+    NO_ANSWER = "environment did not answer"
+    EXITED = "environment exited"
+    WRONG_REPLY = "wrong reply of the environment"
+    REFUSED = "chat template refused messages"
+
+    @property
+    def at_limit(self) -> bool:
+        return self in LIMITS
+
+
+LIMITS = (Ending.TURNS, Ending.TOKENS, Ending.TURN_TOKENS, Ending.USER_TURNS, Ending.EPISODE_TOKENS, Ending.TIME)
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,7 @@ class EpisodeRecord:
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
     environment_seconds: float = 0.0
+    at_limit: AtLimit = "score"
     counts: Mapping[str, int] = field(default_factory=dict)  # of an agent's requests; a metric each
 
     @property
@@ -69,10 +84,16 @@ def episode_sample(prompt: Prompt, record: EpisodeRecord) -> Sample:
 
 
 def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, score: Score) -> list[Trajectory]:
-    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave."""
+    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave.
+
+    Rewards of turns are placed where they were given if they are all of the score; a mix is given at the end. In an
+    episode of several branches too: each is a sample of its own, whose return is the score of the episode.
+    """
+    at_limit = record.at_limit if record.ending.at_limit else "score"
     if record.failure is not None:
         score = Score.failed(f"the environment failed: {record.failure}")
-    # rewards of turns are placed where they were given if they are all of the score; a mix is given at the end
+    elif at_limit == "fail":
+        score = Score.failed(f"the episode ended at a limit: {record.ending.value}")
     placed = score.value is not None and record.reward is not None and abs(score.value - record.reward) < 1e-9
     branches = list(record.episode.branches())
     return [
@@ -82,12 +103,13 @@ def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, scor
             tokens_L=branch.tokens_L,
             logprobs_L=branch.logprobs_L,
             turns=branch.turns,
-            finished=branch.finished and record.ending is Ending.DONE,
+            finished=not record.ending.at_limit,
             score=score,
             text=record.text,
             branch=number,
             turn_rewards=branch.rewards if placed and len(branches) == 1 else (),
             experts_LMK=branch.experts_LMK,
+            in_loss=at_limit != "mask",
         )
         for number, branch in enumerate(branches)
     ]

@@ -1,6 +1,6 @@
 """The environments of a run, from its configuration."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 
@@ -53,6 +53,13 @@ def environment_reference(name: str) -> str:
     return f"{module}:{''.join(part.capitalize() for part in name.split('_'))}"
 
 
+def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callable[[Sequence[int]], str]:
+    """Text with the special tokens that the chat template writes, such as the marks of a call; without others."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {number for number, token in added if token.special and token.content not in template}
+    return lambda tokens: tokenizer.decode([token for token in tokens if token not in dropped])
+
+
 @contextmanager
 def open_episodes(
     config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
@@ -65,20 +72,25 @@ def open_episodes(
     limits = Limits(
         response_tokens=config.data.max_response_length,
         turns=keys.max_assistant_turns,
+        user_turns=keys.max_user_turns,
         turn_tokens=keys.max_turn_length,
         result_characters=keys.max_tool_response_length,
         truncate_side=keys.tool_response_truncate_side,
         call_s=keys.tool_timeout_s,
         episode_s=keys.episode_timeout_s,
+        episode_tokens=keys.max_episode_length,
+        at_limit=keys.at_limit,
         parallel_calls=keys.max_parallel_calls,
     )
     setup = Setup(environment_reference(keys.environment), keys.environment_kwargs, limits)
     pool = EnvironmentPool(setup, keys.max_environments)
     tools = pool.load()
+    template = TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template)
     texts = Texts(
-        TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template),
+        template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         {token: tokenizer.decode([token]) for token in stop_ids},
+        marked_decoder(tokenizer, template.source),
     )
     with closing(EpisodeRunner(EnvironmentDriver(pool, tools), texts, limits)) as runner:
         yield runner

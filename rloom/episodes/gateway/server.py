@@ -298,7 +298,7 @@ def refusal(error: Exception) -> RefusedRequest:
             limit = "prompt is too long: the episode has no tokens left (data.max_response_length)"
             return RefusedRequest(f"{limit}; shorten the history", code="context_length_exceeded")
         return RefusedRequest(
-            f"the episode may have no further answer: {error.ending.value}", code="turn_limit_exceeded"
+            f"the episode may have no further answer: {error.ending.value}", code="episode_limit_reached"
         )
     if isinstance(error, DataError):
         return RefusedRequest(str(error), field="messages")

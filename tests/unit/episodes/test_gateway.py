@@ -268,7 +268,7 @@ def test_a_session_is_named_by_its_path_or_its_key(chat):
 def test_requests_after_the_end_say_why(chat):
     with serving(["a"] * 2, limits=Limits(1000, turns=1)) as run:
         assert chat(run.url).status_code == 200
-        assert chat(run.url).json()["error"]["code"] == "turn_limit_exceeded"
+        assert chat(run.url).json()["error"]["code"] == "episode_limit_reached"
         assert run.end().ending is Ending.TURNS
         for url in (run.url, run.gateway.url):
             header = {"authorization": f"Bearer {run.session.key}"}

@@ -105,8 +105,11 @@ def test_ids_of_calls_are_equal_in_every_run(http):
     ids = []
     for _ in range(2):
         with serving([CALL * 2, CALL]) as run:
-            answers = [ask(http, run, [user(text)], tools=TOOLS) for text in "ab"]
-            ids.append([call["id"] for answer in answers for call in answer["tool_calls"]])
+            first = ask(http, run, [user("q")], tools=TOOLS)
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": "3"} for call in first["tool_calls"]]
+            second = ask(http, run, [user("q"), first, *results], tools=TOOLS)
+            ids.append([call["id"] for answer in (first, second) for call in answer["tool_calls"]])
+            run.check()
     assert ids == [["call00000", "call00001", "call00002"]] * 2
 
 
