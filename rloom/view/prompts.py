@@ -130,10 +130,10 @@ def answers_json(answers: "Sequence[DumpedAnswer]") -> list[Json]:
     found: list[Json] = []
     for answer in answers:
         row = answer_json(answer)
-        if answer.branch == 0 or not found:
-            found.append({**row, "branches": []})
-        else:
+        if answer.branch and found:
             found[-1]["branches"].append(row)
+        else:
+            found.append(row if answer.episode is None else {**row, "branches": []})
     return found
 
 
@@ -157,7 +157,7 @@ def answer_json(answer: "DumpedAnswer") -> Json:
         "version": answer.version,
         "turns": [list(turn) for turn in answer.turns],
         "length": answer.length,
-        "episode": answer.episode,
+        **({} if answer.episode is None else {"episode": answer.episode}),
     }
 
 

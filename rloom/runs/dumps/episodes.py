@@ -90,9 +90,11 @@ def read_episode(text: str, tokens: int) -> dict[str, Any]:
     found = parse_row(text.encode())
     if found is None or not fits(found, EPISODE):
         raise DataError("no valid episode")
+    end = 0
     for step in found["steps"]:
-        if not fits(step, STEP) or not step["start"] <= step["stop"] <= tokens:
+        if not fits(step, STEP) or not end == step["start"] <= step["stop"] <= tokens:
             raise DataError("no valid step of an episode")
+        end = step["stop"]
         pairs = step["messages"]
         if not all(isinstance(pair, list) and len(pair) == 2 and all(map(is_text, pair)) for pair in pairs):
             raise DataError("no valid messages of an episode")
