@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
 
 from rloom.batch import Trajectory
 from rloom.episodes.episode import Branch, Episode, Node
-from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, Score, ToolCall
+from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, SampledEpisode, Score, ToolCall
 
 
 class Ending(Enum):
@@ -44,27 +45,57 @@ class EpisodeRecord:
         return [message for index in self.episode.path(len(nodes) - 1) for message in nodes[index].messages]
 
     @property
+    def after_prompt(self) -> tuple[int, ...]:
+        """The tokens after the first prompt, in the last branch."""
+        last = len(self.episode.nodes) - 1
+        tokens, first = self.episode.tokens(last), self.episode.nodes[0].tokens_L.tolist()
+        if tokens[: len(first)] != first:  # the branch begins in another way
+            first = self.episode.nodes[self.episode.path(last)[0]].tokens_L.tolist()
+        return tuple(tokens[len(first) :])
+
+    @property
     def text(self) -> str:
         """What the policy wrote."""
         return "\n".join(node.messages[0]["content"] for node in self.episode.nodes if node.sampled)
 
 
-def episode_sample(prompt: Prompt, record: EpisodeRecord) -> Sample:
-    """As a reward receives it: the response is what the policy wrote in all turns."""
-    tokens = [token for node in record.episode.nodes if node.sampled for token in node.tokens_L.tolist()]
+def episode_sample(prompt: Prompt, record: EpisodeRecord, text: str) -> Sample:
+    """As a reward receives it: the response is the last turn. `text`: of the tokens after the prompt."""
+    episode = record.episode
+    first, answers = episode.nodes[0], [node for node in episode.nodes if node.sampled]
     return Sample(
         data_source=prompt.data_source,
-        prompt=prompt.text,
-        response=record.text,
+        prompt=first.conversation.text,
+        response=str(answers[-1].messages[0]["content"]) if answers else "",
         ground_truth=prompt.ground_truth,
         extra_info=prompt.extra_info,
-        messages=prompt.messages,
-        prompt_tokens=prompt.tokens,
-        response_tokens=tuple(tokens),
+        messages=first.messages,
+        prompt_tokens=tuple(first.tokens_L.tolist()),
+        response_tokens=tuple(answers[-1].tokens_L.tolist()) if answers else (),
         columns=prompt.columns,
-        conversation=tuple(record.messages),
-        environment_reward=record.reward,
+        episode=SampledEpisode(
+            tuple(record.messages[len(first.messages) :]),
+            text,
+            record.after_prompt,
+            record.reward,
+            episode_info(record),
+        ),
     )
+
+
+def episode_info(record: EpisodeRecord) -> dict[str, Any]:
+    """What a function finds in `extra_info` beside the row's own."""
+    nodes = record.episode.nodes
+    answers = [node for node in nodes if node.sampled]
+    return {
+        "messages": record.messages,
+        "final_answer": str(answers[-1].messages[0]["content"]) if answers else "",
+        "num_turns": len(nodes),  # as in verl: the prompt, the answers, and what followed them
+        "turn_scores": [node.reward for node in answers if node.reward is not None],
+        "tool_calls": [asdict(call) for node in nodes for call in node.calls],
+        "environment_reward": record.reward,
+        "ending": record.ending.value,
+    }
 
 
 def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, score: Score) -> list[Trajectory]:

@@ -14,7 +14,7 @@ from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
 from rloom.plugins import referenced
 from rloom.rewards.base import ScoringUnit
-from rloom.types import SampleGroup, Score
+from rloom.types import Sample, SampleGroup, Score
 
 
 class EnvironmentReward:
@@ -23,7 +23,7 @@ class EnvironmentReward:
     unit = ScoringUnit.ANSWER
 
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
-        return [[score_of(sample.environment_reward) for sample in group] for group in groups]
+        return [[score_of(sample) for sample in group] for group in groups]
 
     def check(self) -> None:
         return
@@ -35,7 +35,9 @@ class EnvironmentReward:
         return
 
 
-def score_of(reward: float | None) -> Score:
+def score_of(sample: Sample) -> Score:
+    assert sample.episode is not None
+    reward = sample.episode.reward
     if reward is None:
         return Score.failed("the environment gave no reward")
     return Score.of(reward, subject=f"the environment gave {reward:g}")

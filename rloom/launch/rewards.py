@@ -125,6 +125,7 @@ def custom_function(config: Config) -> RulePool:
         name=custom.name,
         reward_kwargs=custom.reward_kwargs,
         whole_groups=config.reward_model.reward_manager == "batch",
+        reads_episodes=True,
     )
 
 

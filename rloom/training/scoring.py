@@ -222,19 +222,21 @@ class Scoring:
         return found
 
     def _decoded(self, arrived: Sequence[Generated]) -> list[Decoded]:
-        decoded: list[Decoded] = []
-        to_decode: list[tuple[Generated, Completion]] = []
-        for found in arrived:
-            if isinstance(found.answer, EpisodeRecord):  # its turns are decoded
+        tokens = [answer_tokens(found.answer) for found in arrived]
+        decoded = []
+        for found, own, text in zip(arrived, tokens, self.decode(tokens), strict=True):
+            if isinstance(found.answer, EpisodeRecord):
                 self.texts[found.row] = found.answer.text
-                decoded.append(Decoded(found.row, found.group, episode_sample(found.prompt, found.answer)))
+                sample = episode_sample(found.prompt, found.answer, text)
             else:
-                to_decode.append((found, found.answer))
-        tokens = [tuple(completion.tokens_L.tolist()) for _, completion in to_decode]
-        for (found, _), own, text in zip(to_decode, tokens, self.decode(tokens), strict=True):
-            self.texts[found.row] = text
-            decoded.append(Decoded(found.row, found.group, sample_of(found.prompt, own, text)))
+                self.texts[found.row] = text
+                sample = sample_of(found.prompt, own, text)
+            decoded.append(Decoded(found.row, found.group, sample))
         return decoded
+
+
+def answer_tokens(answer: Completion | EpisodeRecord) -> tuple[int, ...]:
+    return answer.after_prompt if isinstance(answer, EpisodeRecord) else tuple(answer.tokens_L.tolist())
 
 
 def sample_of(prompt: Prompt, tokens: tuple[int, ...], text: str) -> Sample:

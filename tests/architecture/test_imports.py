@@ -24,7 +24,9 @@ TABLES = (
     "rloom.rewards.kinds",
     "rloom.rollout.kinds",
 )
-BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "episodes", "families", "rollout", "rewards", "models", "data", "runs"))
+BACKENDS = tuple(
+    f"rloom.{name}" for name in ("engines", "episodes", "families", "rollout", "rewards", "models", "data", "runs")
+)
 # folder of one kind -> its backends, which do not import each other; the other modules of the folder are shared
 KINDS = {
     "rloom.engines": ("rloom.engines.fsdp", "rloom.engines.local", "rloom.engines.megatron"),
