@@ -98,14 +98,18 @@ def episode_info(record: EpisodeRecord) -> dict[str, Any]:
     }
 
 
-def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, score: Score) -> list[Trajectory]:
-    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave."""
+def episode_trajectories(
+    record: EpisodeRecord, prompt: Prompt, group: int, score: Score, turn_weight: float
+) -> list[Trajectory]:
+    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave.
+
+    Rewards of turns are placed where they were given, and the rest of the score at the end.
+    """
     if record.failure is not None:
         score = Score.failed(f"the environment failed: {record.failure}")
-    # rewards of turns are placed where they were given if they are all of the score; a mix is given at the end
-    placed = score.value is not None and record.reward is not None and abs(score.value - record.reward) < 1e-9
     branches = list(record.episode.branches())
     summary = episode_summary(record, branches)
+    placed = tuple((place, turn_weight * reward) for place, reward in branches[0].rewards) if score.ok else ()
     return [
         Trajectory(
             prompt=prompt,
@@ -118,7 +122,7 @@ def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, scor
             text=record.text,
             episode=summary,
             branch=number,
-            turn_rewards=branch.rewards if placed and len(branches) == 1 else (),
+            turn_rewards=placed if len(branches) == 1 else (),
             experts_LMK=branch.experts_LMK,
         )
         for number, branch in enumerate(branches)

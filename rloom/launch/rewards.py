@@ -226,7 +226,15 @@ def reward_mix(
 
     return CompositeReward(
         [
-            MixedPart(part.name, queue(part), part.weight, part.normalize, part.skip_failed, part.optional)
+            MixedPart(
+                part.name,
+                queue(part),
+                part.weight,
+                part.normalize,
+                part.skip_failed,
+                part.optional,
+                by_turns=part.kind.by_turns,
+            )
             for part in reward_parts(config)
         ]
     )

@@ -44,10 +44,10 @@ class PendingAnswer:
     text: str
     places: Sequence[ScoreIndex]  # one for each part of the reward
 
-    def trajectories(self, score: Score) -> list[Trajectory]:
-        """One; of an episode whose past was rewritten, several."""
+    def trajectories(self, score: Score, turn_weight: float) -> list[Trajectory]:
+        """One; of an episode whose past was rewritten, several. `turn_weight`: of rewards of turns in the score."""
         if isinstance(self.answer, EpisodeRecord):
-            return episode_trajectories(self.answer, self.prompt, self.group, score)
+            return episode_trajectories(self.answer, self.prompt, self.group, score, turn_weight)
         return [self.trajectory(self.answer, score)]
 
     def trajectory(self, completion: Completion, score: Score) -> Trajectory:
@@ -85,7 +85,8 @@ class PendingTrajectories:
             self.reward.update(rows)
         scores = map(self.reward.combine, rows)
         found = zip(self.answers, scores, strict=True)
-        return [trajectory for answer, score in found for trajectory in answer.trajectories(score)]
+        weight = self.reward.turn_weight
+        return [trajectory for answer, score in found for trajectory in answer.trajectories(score, weight)]
 
 
 class Generated(NamedTuple):
