@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rloom.transfer import send
-from rloom.types import Prompt, Score
+from rloom.types import EpisodeSummary, Prompt, Score
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Trajectory:
     score: Score
     experts_LMK: Tensor | None = None  # as in Batch
     text: str = ""  # the policy's tokens, decoded without special ones
+    episode: EpisodeSummary | None = None  # iff the answer has several turns
     branch: int = 0  # an episode whose past was rewritten has several, from 0; each is a trajectory
     turn_rewards: tuple[tuple[int, float], ...] = ()  # (index of a turn's last token, the part of the score it gets)
 

@@ -106,6 +106,61 @@ class Score:
         return None if self.value is None else self.parts.get("acc", self.value)
 
 
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool, as it is logged and shown."""
+
+    name: str
+    arguments: str
+    result: str
+    seconds: float = 0.0
+    error: str | None = None  # why there is no result
+
+    @property
+    def timed_out(self) -> bool:
+        return self.error is not None and self.error.startswith(("CallTimeout", "TimeoutError"))
+
+
+@dataclass(frozen=True)
+class EpisodeStep:
+    """A message of an episode of several turns, or several that were added together."""
+
+    source: str  # prompt, policy or environment
+    start: int  # first token, in the tokens of its branch
+    stop: int
+    messages: tuple[tuple[str, str], ...]  # (role, content)
+    trained: bool = False  # sampled; in the first branch that has it
+    version: int = 0  # of the weights, if of the policy
+    finished: bool = True  # if of the policy: ended with a stop token
+    seconds: float = 0.0  # of generation, or of the environment
+    reward: float | None = None  # if of the policy: of this turn
+    calls: tuple[ToolCall, ...] = ()  # if of the policy: that it made
+
+
+@dataclass(frozen=True)
+class EpisodeSummary:
+    """What an episode of several turns did, for metrics, dumps and the pages of `rloom view`."""
+
+    ending: str
+    branches: tuple[tuple[EpisodeStep, ...], ...]
+    origins: tuple[str, ...]  # what began each branch: the prompt, the chat template, or the agent
+    reward: float | None = None  # of the environment
+    failure: str | None = None  # why the environment failed
+    environment_s: float = 0.0
+    rewritten: int = 0  # times the chat template wrote the past in another way
+    branched: int = 0  # times an agent changed its history
+    tools: int = 0  # that the prompt lists
+
+    @property
+    def turns(self) -> tuple[EpisodeStep, ...]:
+        """Of the policy, each once."""
+        return tuple(step for branch in self.branches for step in branch if step.trained)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(call for turn in self.turns for call in turn.calls)
+
+
 def is_usable(number: float) -> bool:
     """Whether training can use this number: not NaN, and at most LARGEST_REWARD in magnitude."""
     return abs(number) <= LARGEST_REWARD

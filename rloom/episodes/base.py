@@ -11,21 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from rloom.types import Message
+from rloom.types import Message, ToolCall
 
 ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}
 BEGIN, ACT, END = "begin", "act", "end"
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a tool, as it is logged and shown."""
-
-    name: str
-    arguments: str
-    result: str
-    seconds: float = 0.0
-    error: str | None = None  # why there is no result
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,13 @@ KINDS: Mapping[str, EpisodeKind] = {
     ),
     "agent": EpisodeKind(
         title="an agent",
-        build="rloom.launch.agents:agent_driver",
+        build="rloom.launch.episodes:agent_driver",
         keys=(f"{AGENT}.path", f"{AGENT}.command"),
         reads=(f"{AGENT}.kwargs", f"{AGENT}.port"),
     ),
     "agent_loop": EpisodeKind(
         title="agent loops",
-        build="rloom.launch.agents:agent_loop_driver",
+        build="rloom.launch.episodes:agent_loop_driver",
         keys=(f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"),
         reads=TOOL_KEYS,
         includes=("tools",),

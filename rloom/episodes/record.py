@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rloom.batch import Trajectory
-from rloom.episodes.episode import Episode
-from rloom.types import Message, Prompt, Sample, Score
+from rloom.episodes.episode import Branch, Episode, Node
+from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, Score, ToolCall
 
 
 class Ending(Enum):
@@ -74,6 +74,7 @@ def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, scor
     # rewards of turns are placed where they were given if they are all of the score; a mix is given at the end
     placed = score.value is not None and record.reward is not None and abs(score.value - record.reward) < 1e-9
     branches = list(record.episode.branches())
+    summary = episode_summary(record, branches)
     return [
         Trajectory(
             prompt=prompt,
@@ -84,6 +85,7 @@ def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, scor
             finished=branch.finished and record.ending is Ending.DONE,
             score=score,
             text=record.text,
+            episode=summary,
             branch=number,
             turn_rewards=branch.rewards if placed and len(branches) == 1 else (),
             experts_LMK=branch.experts_LMK,
@@ -92,18 +94,119 @@ def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, scor
     ]
 
 
-def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Of one step."""
-    count = max(len(records), 1)
-    endings = Counter(record.ending for record in records)
-    calls = [call for record in records for node in record.episode.nodes for call in node.calls]
-    return {
-        "episode/turns/mean": sum(record.turns for record in records) / count,
-        "episode/turns/max": float(max((record.turns for record in records), default=0)),
-        "episode/tool_calls": len(calls) / count,
-        "episode/tool_errors": sum(call.error is not None for call in calls) / max(len(calls), 1),
-        "episode/environment_seconds": sum(record.environment_seconds for record in records) / count,
-        "episode/rewritten_past": sum(record.rewritten for record in records) / count,
-        "episode/branched": sum(record.branched for record in records) / count,
-        **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending] / count for ending in Ending},
+def episode_summary(record: EpisodeRecord, branches: Sequence[Branch]) -> EpisodeSummary:
+    nodes = record.episode.nodes
+    origins = [
+        "prompt" if number == 0 else "template" if any(nodes[index].rewritten for index in branch.nodes) else "agent"
+        for number, branch in enumerate(branches)
+    ]
+    return EpisodeSummary(
+        record.ending.value,
+        tuple(episode_steps(nodes, branch) for branch in branches),
+        tuple(origins),
+        record.reward,
+        record.failure,
+        record.environment_seconds,
+        record.rewritten,
+        record.branched,
+        len(nodes[0].conversation.tools),
+    )
+
+
+def episode_steps(nodes: Sequence[Node], branch: Branch) -> tuple[EpisodeStep, ...]:
+    steps: list[EpisodeStep] = []
+    trained, start = {turn.start for turn in branch.turns}, 0
+    for place, index in enumerate(branch.nodes):
+        node, stop = nodes[index], start + len(nodes[index].tokens_L)
+        after = nodes[branch.nodes[place + 1]].messages if place + 1 < len(branch.nodes) else ()
+        steps.append(
+            EpisodeStep(
+                source="policy" if node.sampled else "prompt" if node.parent is None else "environment",
+                start=start,
+                stop=stop,
+                messages=tuple((str(one.get("role", "")), message_text(one)) for one in node.messages),
+                trained=node.sampled and start in trained,
+                version=node.version,
+                finished=node.finished,
+                seconds=node.seconds,
+                reward=node.reward,
+                calls=node.calls or agent_calls(node, after),
+            )
+        )
+        start = stop
+    return tuple(steps)
+
+
+def message_text(message: Message) -> str:
+    """Content of other kinds than text is shown as it is written."""
+    content = message.get("content")
+    return content if isinstance(content, str) else "" if content is None else str(content)
+
+
+def agent_calls(answer: Node, after: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """Calls that an agent ran itself: their results are in the messages that it sent next."""
+    results = {message.get("tool_call_id"): message_text(message) for message in after}
+    return tuple(
+        ToolCall(call["function"]["name"], call["function"]["arguments"], results.get(call["id"], ""))
+        for call in (answer.shown or {}).get("tool_calls", ())
+    )
+
+
+def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Of one step or one validation. Empty if its answers have one turn."""
+    episodes = [t.episode for t in trajectories if t.episode is not None and t.branch == 0]
+    if not episodes:
+        return {}
+    count = len(episodes)
+    endings = Counter(episode.ending for episode in episodes)
+    turns = [len(episode.turns) for episode in episodes]
+    metrics = {
+        "episode/turns/mean": sum(turns) / count,
+        "episode/turns/max": float(max(turns)),
+        "episode/environment_seconds": sum(episode.environment_s for episode in episodes) / count,
+        "episode/added_tokens": sum(map(added_tokens, episodes)) / count,
+        "episode/repeated_tokens": sum(map(repeated_tokens, episodes)) / count,
+        "episode/branches": sum(len(episode.branches) for episode in episodes) / count,
+        "episode/rewritten_past": sum(episode.rewritten > 0 for episode in episodes) / count,
+        "episode/branched": sum(episode.branched > 0 for episode in episodes) / count,
+        **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending.value] / count for ending in Ending},
     }
+    return metrics | tool_metrics(episodes)
+
+
+def tool_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """Empty if there are no tools."""
+    calls = [call for episode in episodes for call in episode.calls]
+    metrics = {}
+    if calls or any(episode.tools for episode in episodes):
+        metrics = {
+            "tool/calls": len(calls) / len(episodes),
+            "tool/unused": sum(not episode.calls for episode in episodes) / len(episodes),
+        }
+    if calls:
+        metrics |= {
+            "tool/errors": sum(call.error is not None for call in calls) / len(calls),
+            "tool/timeouts": sum(call.timed_out for call in calls) / len(calls),
+            "tool/seconds/mean": sum(call.seconds for call in calls) / len(calls),
+            "tool/seconds/max": max(call.seconds for call in calls),
+        }
+    return metrics
+
+
+def added_tokens(episode: EpisodeSummary) -> int:
+    """Tokens that the environment added after an answer, without those that a further branch repeats."""
+    return sum(
+        step.stop - step.start
+        for branch in episode.branches
+        for step in branch
+        if step.source == "environment" and step.start > first_turn(branch)
+    )
+
+
+def repeated_tokens(episode: EpisodeSummary) -> int:
+    """Tokens before the first turn that a further branch trains: the models read them once more."""
+    return sum(map(first_turn, episode.branches[1:]))
+
+
+def first_turn(branch: Sequence[EpisodeStep]) -> int:
+    return next((step.start for step in branch if step.trained), 0)

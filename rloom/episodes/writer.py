@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rloom.episodes.base import ToolCall, ToolSchema
+from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.template import Conversation, TurnTemplate
 from rloom.errors import DataError
@@ -36,21 +36,17 @@ class EpisodeWriter:
         added = self.texts.template.start(messages, tools)
         return self.episode.add(Node(None, tuple(messages), torch.tensor(added.tokens), added.conversation))
 
-    def add(
-        self, parent: int, messages: Sequence[Message], calls: tuple[ToolCall, ...] = (), seconds: float = 0.0
-    ) -> int:
+    def add(self, parent: int, messages: Sequence[Message], seconds: float = 0.0) -> int:
         """Messages after an answer. Returns the node, which begins a branch if the template rewrites the past."""
         past = self.episode.nodes[parent]
         added = self.texts.template.add(past.conversation, messages, past.stop)
         if added is None:
             self.rewritten += 1
             node = self.begin([*past.conversation.messages, *messages], past.conversation.tools)
-            self.episode.replace(node, calls=calls, seconds=seconds)
+            self.episode.replace(node, rewritten=True, seconds=seconds)
             return node
         tokens_L = torch.tensor(added.tokens, dtype=torch.int64)
-        return self.episode.add(
-            Node(parent, tuple(messages), tokens_L, added.conversation, calls=calls, seconds=seconds)
-        )
+        return self.episode.add(Node(parent, tuple(messages), tokens_L, added.conversation, seconds=seconds))
 
     def read(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
         """The node after which the next answer of this conversation is generated. What an agent sends is the whole

@@ -19,6 +19,7 @@ from rloom.algos.registry import Algorithm
 from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
 from rloom.data.stream import PromptStream
 from rloom.doctor.run.live import LiveDiagnosis
+from rloom.episodes.record import episode_metrics
 from rloom.rewards.composite import check_failures, common_reasons
 from rloom.rollout.base import Sampling
 from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
@@ -318,7 +319,7 @@ class Training(StepLoop):
             train_batch, result.rewards_T, finished=[trajectory.finished for trajectory in result.trajectories]
         )
         metrics |= part_metrics([trajectory.score for trajectory in result.trajectories])
-        metrics |= self.roles.sampler.reward.metrics()
+        metrics |= self.roles.sampler.reward.metrics() | episode_metrics(result.trajectories)
         log.show_first_rewards(
             [(trajectory.prompt.data_source, trajectory.score) for trajectory in result.trajectories]
         )
@@ -347,7 +348,8 @@ class Training(StepLoop):
         with self.stage("testing"):
             answers = evaluator.answer(step, log.advance)
         self.report_failures(answers)
-        metrics = evaluator.metrics(answers)
+        episodes = episode_metrics(answers)
+        metrics = evaluator.metrics(answers) | {f"val-aux/{name}": value for name, value in episodes.items()}
         log.validation(step, metrics, evaluator.measures(answers))
         if self.dumps is not None:
             self.dumps.write("validation", step, partial(validation_table, answers))

@@ -223,9 +223,11 @@ def test_faults_end_only_their_own_episode_within_the_limit(environment_file, tm
         node.messages[0]["content"] for node in found["long"].episode.nodes if node.messages[0]["content"][0] == "y"
     ]
     assert cut == "y" * 10 + "...(truncated)..." + "y" * 10
+    trajectories = []
     for record, prompt in zip(records, prompts, strict=True):
         [trajectory] = episode_trajectories(record, prompt, 0, Score(1.0))
         assert trajectory.score.ok == (record.failure is None)
+        trajectories.append(trajectory)
     made = [(folder / "made").read_text() for folder in sorted(tmp_path.iterdir())]
     assert made == ["x"] * len(rows)  # one instance an episode
     child = int((tmp_path / "6" / "child").read_text())
@@ -233,7 +235,7 @@ def test_faults_end_only_their_own_episode_within_the_limit(environment_file, tm
     while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{child}")
-    metrics = episode_metrics(records)
+    metrics = episode_metrics(trajectories)
     assert metrics["episode/ended/environment_failed"] == 10 / 16 and metrics["episode/ended/done"] == 6 / 16
 
 
