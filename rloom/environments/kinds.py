@@ -15,9 +15,9 @@ LENGTH = "data.max_response_length"
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentKind:
     description: str  # what happens, and what the reward is
-    made: Reference  # its class
+    made: str  # its class, module:name
     keys: Mapping[str, object]  # usual ones
-    rows: Reference | None = None  # a function that generates the training and the test rows of `rloom data prepare NAME`
+    rows: Reference | None = None  # generates the training and the test rows of `rloom data prepare NAME`
     data: tuple[str, ...] = ()  # other data sets of `rloom data prepare` that it is for
     # False: it only has tools, and the rule of the data source scores the last answer
     rewards: bool = True
@@ -25,7 +25,7 @@ class EnvironmentKind:
 
 ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
     "guess_number": EnvironmentKind(
-        description="Guess a number; the environment answers + if it is larger, - if it is smaller. Reward: 1 if found.",
+        description="Guess a number; the answer is + if it is larger, - if it is smaller. Reward: 1 if found.",
         made="rloom.environments.guess_number:GuessNumber",
         keys={f"{MULTI_TURN}.max_assistant_turns": 4, LENGTH: 128},
         rows="rloom.environments.guess_number:rows",

@@ -15,9 +15,14 @@ class PythonTool:
     last answer."""
 
     def __init__(self, timeout_s: float = 10.0, memory_mb: int = 1024, isolation: Isolation = "auto") -> None:
-        """`timeout_s`: of one program; less than multi_turn.tool_timeout_s. The others are as in reward_model.sandbox."""
+        """`timeout_s`: of one program, under multi_turn.tool_timeout_s. The others are as in reward_model.sandbox."""
         self._limits = Limits(
-            timeout_s=timeout_s, cpu_s=max(1, int(timeout_s)), memory_mb=memory_mb, file_mb=16, processes=8, output_kb=64
+            timeout_s=timeout_s,
+            cpu_s=max(1, int(timeout_s)),
+            memory_mb=memory_mb,
+            file_mb=16,
+            processes=8,
+            output_kb=64,
         )
         self._isolation: Isolation = isolation
 

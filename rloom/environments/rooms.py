@@ -19,8 +19,8 @@ TAKE, OPEN = "take key", "open door"
 ACTION = re.compile(r"\b(north|south|west|east|take key|open door)\b", re.IGNORECASE)
 NOT_AN_ACTION = f"That is not an action. Actions: {', '.join(MOVES)}, {TAKE}, {OPEN}."
 INSTRUCTION = (
-    "You are in a house. One room has a key, another one the locked door to the outside. Find the key, take it, and open "
-    f"the door. In each turn write one action: {', '.join(MOVES)}, {TAKE} or {OPEN}. You have {TURNS} turns."
+    "You are in a house. One room has a key, another one the locked door to the outside. Find the key, take it, and "
+    f"open the door. In each turn write one action: {', '.join(MOVES)}, {TAKE} or {OPEN}. You have {TURNS} turns."
 )
 Place = tuple[int, int]  # column, row
 
@@ -133,7 +133,8 @@ def path(house: House, start: Place, end: Place) -> list[str]:
 
 def rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Houses whose shortest solution takes all turns but three at most. No test house is a training house."""
-    random, taken, made = Random(SEED), set(), []
+    random, taken = Random(SEED), set()
+    made: list[int] = []
     while len(made) < TRAIN_ROWS + TEST_ROWS:
         seed = random.randrange(2**31)
         house = house_of(seed)

@@ -111,12 +111,15 @@ def world(seed: int) -> tuple[list[Person], list[Town]]:
     names = [first + second + third for first in SYLLABLES for second in SYLLABLES for third in SYLLABLES]
     drawn = iter(random.sample(names, PEOPLE + PEOPLE // 5))
     towns = [
-        Town(next(drawn).capitalize() + "ville", random.choice(COLOURS), random.choice(ANIMALS), random.randint(900, 1899))
+        Town(
+            next(drawn).capitalize() + "ville",
+            random.choice(COLOURS),
+            random.choice(ANIMALS),
+            random.randint(900, 1899),
+        )
         for _ in range(PEOPLE // 5)
     ]
-    people = [
-        Person(next(drawn).capitalize(), random.choice(JOBS), towns[index // 5].name) for index in range(PEOPLE)
-    ]
+    people = [Person(next(drawn).capitalize(), random.choice(JOBS), towns[index // 5].name) for index in range(PEOPLE)]
     return people, towns
 
 

@@ -179,7 +179,7 @@ def extreme_question(table: Table, random: Random) -> Question:
 def average_question(table: Table, random: Random) -> Question:
     number = random.choice(table.numbers)
     return Question(
-        f"What is the average {number} of {table.name} for each {table.group}? Return the {table.group} and the average.",
+        f"What is the average {number} of {table.name} for each {table.group}? Return {table.group} and average.",
         f"SELECT {table.group}, AVG({number}) FROM {table.name} GROUP BY {table.group}",
     )
 

@@ -110,7 +110,10 @@ def episode_kind(config: Any) -> EpisodeKind | None:
 
 def gives_rewards(config: Any) -> bool:
     """Whether the episodes have rewards of their own. Some environments of rloom only have tools."""
-    kind, shipped = episode_kind(config), ENVIRONMENTS.get(config.actor_rollout_ref.rollout.multi_turn.environment or "")
+    kind, shipped = (
+        episode_kind(config),
+        ENVIRONMENTS.get(config.actor_rollout_ref.rollout.multi_turn.environment or ""),
+    )
     return kind is not None and kind.rewards and (shipped is None or shipped.rewards)
 
 
