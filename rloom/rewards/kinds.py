@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.episodes.kinds import ENVIRONMENT_KEY, episode_kind
+from rloom.episodes.kinds import ENVIRONMENT_KEY, episode_kind, gives_rewards
 from rloom.errors import ConfigError
 from rloom.plugins import Reference, is_own, resolve_kind
 from rloom.rewards.judge.settings import PROVIDERS, address_in
@@ -79,7 +79,7 @@ KINDS: Mapping[str, RewardKind] = {
         switch=ENVIRONMENT_KEY,
         is_set=lambda config: episode_kind(config) is not None,
         alone=False,
-        is_default=lambda config: (kind := episode_kind(config)) is not None and kind.rewards,
+        is_default=gives_rewards,
         by_turns=True,
         title="environment",
     ),
