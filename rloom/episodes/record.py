@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from rloom.batch import Trajectory
+from rloom.episodes.base import AtLimit
 from rloom.episodes.episode import Branch, Episode, Node
 from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, SampledEpisode, Score, ToolCall
 
@@ -18,8 +19,21 @@ class Ending(Enum):
     TURNS = "turn limit"
     TOKENS = "token limit"
     TURN_TOKENS = "token limit of a turn"
+    USER_TURNS = "limit of the environment's turns"
+    EPISODE_TOKENS = "token limit of the episode"
     TIME = "time limit"
-    FAILED = "environment failed"
+    FAILED = "environment failed"  # it raised an error
+    NO_ANSWER = "environment did not answer"
+    EXITED = "environment exited"
+    WRONG_REPLY = "wrong reply of the environment"
+    REFUSED = "chat template refused messages"
+
+    @property
+    def at_limit(self) -> bool:
+        return self in LIMITS
+
+
+LIMITS = (Ending.TURNS, Ending.TOKENS, Ending.TURN_TOKENS, Ending.USER_TURNS, Ending.EPISODE_TOKENS, Ending.TIME)
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,7 @@ class EpisodeRecord:
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
     environment_seconds: float = 0.0
+    at_limit: AtLimit = "score"
 
     @property
     def turns(self) -> int:
@@ -99,14 +114,17 @@ def episode_info(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def episode_trajectories(
-    record: EpisodeRecord, prompt: Prompt, group: int, score: Score, turn_weight: float
+    record: EpisodeRecord, prompt: Prompt, group: int, score: Score, turn_weight: float = 1.0
 ) -> list[Trajectory]:
     """One for each branch. An episode whose environment failed has no score, whatever the rewards gave.
 
     Rewards of turns are placed where they were given, and the rest of the score at the end.
     """
+    at_limit = record.at_limit if record.ending.at_limit else "score"
     if record.failure is not None:
         score = Score.failed(f"the environment failed: {record.failure}")
+    elif at_limit == "fail":
+        score = Score.failed(f"the episode ended at a limit: {record.ending.value}")
     branches = list(record.episode.branches())
     summary = episode_summary(record, branches)
     placed = tuple((place, turn_weight * reward) for place, reward in branches[0].rewards) if score.ok else ()
@@ -117,13 +135,14 @@ def episode_trajectories(
             tokens_L=branch.tokens_L,
             logprobs_L=branch.logprobs_L,
             turns=branch.turns,
-            finished=branch.finished and record.ending is Ending.DONE,
+            finished=not record.ending.at_limit,
             score=score,
             text=record.text,
             episode=summary,
             branch=number,
             turn_rewards=placed if len(branches) == 1 else (),
             experts_LMK=branch.experts_LMK,
+            in_loss=at_limit != "mask",
         )
         for number, branch in enumerate(branches)
     ]

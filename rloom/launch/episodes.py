@@ -1,6 +1,6 @@
 """The environments of a run, from its configuration."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from transformers import PreTrainedTokenizerBase
@@ -55,6 +55,13 @@ def environment_driver(config: Config, texts: Texts, limits: Limits) -> Environm
     return EnvironmentDriver(pool, pool.load())
 
 
+def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callable[[Sequence[int]], str]:
+    """Text with the special tokens that the chat template writes, such as the marks of a call; without others."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {number for number, token in added if token.special and token.content not in template}
+    return lambda tokens: tokenizer.decode([token for token in tokens if token not in dropped])
+
+
 @contextmanager
 def open_episodes(
     config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
@@ -64,10 +71,12 @@ def open_episodes(
     if kind is None:
         yield None
         return
+    template = TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template)
     texts = Texts(
-        TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template),
+        template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         {token: tokenizer.decode([token]) for token in stop_ids},
+        marked_decoder(tokenizer, template.source),
     )
     limits = limits_of(config)
     driver: Driver = referenced(kind.build)(config, texts, limits)
@@ -80,10 +89,13 @@ def limits_of(config: Config) -> Limits:
     return Limits(
         response_tokens=config.data.max_response_length,
         turns=keys.max_assistant_turns,
+        user_turns=keys.max_user_turns,
         turn_tokens=keys.max_turn_length,
         result_characters=keys.max_tool_response_length,
         truncate_side=keys.tool_response_truncate_side,
         call_s=keys.tool_timeout_s,
         episode_s=keys.episode_timeout_s,
+        episode_tokens=keys.max_episode_length,
+        at_limit=keys.at_limit,
         parallel_calls=keys.max_parallel_calls,
     )
