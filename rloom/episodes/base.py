@@ -11,24 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from rloom.types import Message
+from rloom.types import Message, ToolCall
 
 ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}
 BEGIN, ACT, END = "begin", "act", "end"
 FORK, KILL = b"f", b"k"  # driver → server: with a connection; with four bytes of a process id
 CLOSE_S = 2.0  # time limit of closing an environment whose episode was given up
 AtLimit = Literal["score", "mask", "fail"]  # of an episode that ends at a limit: see `multi_turn.at_limit`
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call of a tool, as it is logged and shown."""
-
-    name: str
-    arguments: str
-    result: str
-    seconds: float = 0.0
-    error: str | None = None  # why there is no result
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, KILL, Observation, Setup, ToolCall, ToolSchema
+from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, KILL, Observation, Setup, ToolSchema
 from rloom.episodes.record import Ending
 from rloom.errors import RewardError
 from rloom.import_path import child_command
 from rloom.rewards.framing import framed
-from rloom.types import Message, plain_text
+from rloom.types import Message, ToolCall, plain_text
 
 LOAD_LIMIT_S = 120.0
 KILL_GRACE_S = 2.0  # after a call's limit, at which the process raises an error itself

@@ -198,12 +198,12 @@ class EnvironmentDriver:
             run.environment_seconds += seconds
             if seen.reward is not None:
                 run.rewards.append(seen.reward)
-                writer.episode.replace(answer, reward=seen.reward)
+            writer.episode.replace(answer, reward=seen.reward, calls=seen.calls)
             if seen.done:
                 return
             run.check_turns()
             run.check_replies()
-            leaf = writer.add(answer, seen.messages, seen.calls, seconds)
+            leaf = writer.add(answer, seen.messages, seconds)
 
     async def end(self) -> None:
         """Its processes have ended with their episodes."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rloom.episodes.base import ToolCall, ToolSchema
+from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.template import Conversation, TurnTemplate
 from rloom.episodes.tool_calls import split_reasoning
@@ -41,9 +41,7 @@ class EpisodeWriter:
         tokens_L = torch.tensor(added.tokens, dtype=torch.int64)
         return self.episode.add(Node(None, tuple(messages), tokens_L, added.conversation))
 
-    def add(
-        self, parent: int, messages: Sequence[Message], calls: tuple[ToolCall, ...] = (), seconds: float = 0.0
-    ) -> int:
+    def add(self, parent: int, messages: Sequence[Message], seconds: float = 0.0) -> int:
         """Messages after an answer. Returns the node, which begins a branch if the template rewrites the past."""
         past = self.episode.nodes[parent]
         added = self.texts.template.add(past.conversation, messages, past.stop)
@@ -51,12 +49,10 @@ class EpisodeWriter:
             node = self.begin([*past.conversation.messages, *messages], past.conversation.tools)
             self.rewritten += 1
             heard = (*self.heard(parent), *messages)
-            self.episode.replace(node, calls=calls, seconds=seconds, shown=heard)
+            self.episode.replace(node, rewritten=True, seconds=seconds, shown=heard)
             return node
         tokens_L = torch.tensor(added.tokens, dtype=torch.int64)
-        return self.episode.add(
-            Node(parent, tuple(messages), tokens_L, added.conversation, calls=calls, seconds=seconds)
-        )
+        return self.episode.add(Node(parent, tuple(messages), tokens_L, added.conversation, seconds=seconds))
 
     def read(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
         """The node after which the next answer of this conversation is generated. What an agent sends is the whole

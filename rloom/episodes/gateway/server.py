@@ -257,7 +257,7 @@ class Gateway:
             self._said |= new
             log.warning(
                 f"the agent sets {', '.join(sorted(new))}, which has no effect: answers are sampled as the keys of "
-                "actor_rollout_ref.rollout say; episode/ignored_sampling counts such requests"
+                "actor_rollout_ref.rollout say; agent/ignored_sampling counts such requests"
             )
 
 

@@ -13,10 +13,11 @@ import torch
 
 from rloom.episodes.base import Limits
 from rloom.episodes.gateway.server import Gateway
-from rloom.episodes.record import Ending, episode_metrics
+from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
 from rloom.episodes.session import Sessions
 from rloom.errors import ConfigError
 from rloom.rollout.base import Sampling
+from rloom.types import Score
 from tests.unit.episodes.conversations import encode, tokenizer_for
 from tests.unit.episodes.gateway_runs import serving
 
@@ -397,10 +398,11 @@ def test_ignored_sampling_is_counted_and_said_once(chat, caplog):
         chat(run.url, temperature=0, top_p=0.9)
         chat(run.url, temperature=0.2, presence_penalty=0)
         [said] = caplog.messages
-        assert "temperature, top_p" in said and "episode/ignored_sampling" in said
+        assert "temperature, top_p" in said and "agent/ignored_sampling" in said
         assert chat(run.url, n="two").status_code == 400
-        metrics = episode_metrics([run.end()])
-    assert [metrics[f"episode/{name}"] for name in ("ignored_sampling", "refused_requests", "dropped_answers")] == [
+        prompt = run.session.run.row.prompt
+        metrics = episode_metrics(episode_trajectories(run.end(), prompt, 0, Score(1.0), 1.0))
+    assert [metrics[f"agent/{name}"] for name in ("ignored_sampling", "refused_requests", "dropped_answers")] == [
         2,
         1,
         0,
