@@ -30,8 +30,19 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class SampledEpisode:
+    """What followed the prompt in an episode of several turns, as rewards receive it."""
+
+    messages: tuple[Message, ...]  # of the policy and of the environment
+    text: str  # of the tokens after the prompt, without special ones
+    tokens: tuple[int, ...]  # after the prompt
+    reward: float | None = None  # of the environment or the agent
+    info: Mapping[str, Any] = field(default_factory=dict)  # for functions, beside the `extra_info` of the row
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One answer, as a reward function receives it."""
+    """One answer, as a reward function receives it. Of an episode of several turns, `response` is the last turn."""
 
     data_source: str
     prompt: str
@@ -42,8 +53,23 @@ class Sample:
     prompt_tokens: tuple[int, ...] = ()
     response_tokens: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)  # as in Prompt
-    conversation: tuple[Message, ...] = ()  # all messages of an episode of several turns
-    environment_reward: float | None = None  # of that episode
+    episode: SampledEpisode | None = None  # iff the answer has several turns
+
+    @property
+    def whole_response(self) -> str:
+        """All that followed the prompt: in an episode, what the environment added, too."""
+        return self.response if self.episode is None else self.episode.text
+
+    @property
+    def answer_messages(self) -> tuple[Message, ...]:
+        if self.episode is None:
+            return ({"role": "assistant", "content": self.response},)
+        return self.episode.messages
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """`extra_info`, and what is known about the episode."""
+        return self.extra_info if self.episode is None else {**self.extra_info, **self.episode.info}
 
 
 SampleGroup = tuple[Sample, ...]  # answers to one prompt that are scored in one call
@@ -104,6 +130,62 @@ class Score:
     def accuracy(self) -> float | None:
         """The value for validation: the part `acc` if there is one (rules that score -1 or 1), else the value."""
         return None if self.value is None else self.parts.get("acc", self.value)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool, as it is logged and shown."""
+
+    name: str
+    arguments: str
+    result: str
+    seconds: float = 0.0
+    error: str | None = None  # why there is no result
+
+    @property
+    def timed_out(self) -> bool:
+        return self.error is not None and self.error.startswith(("CallTimeout", "TimeoutError"))
+
+
+@dataclass(frozen=True)
+class EpisodeStep:
+    """A message of an episode of several turns, or several that were added together."""
+
+    source: str  # prompt, policy or environment
+    start: int  # first token, in the tokens of its branch
+    stop: int
+    messages: tuple[tuple[str, str], ...]  # (role, content)
+    trained: bool = False  # sampled; in the first branch that has it
+    version: int = 0  # of the weights, if of the policy
+    finished: bool = True  # if of the policy: ended with a stop token
+    seconds: float = 0.0  # of generation, or of the environment
+    reward: float | None = None  # if of the policy: of this turn
+    calls: tuple[ToolCall, ...] = ()  # if of the policy: that it made
+
+
+@dataclass(frozen=True)
+class EpisodeSummary:
+    """What an episode of several turns did, for metrics, dumps and the pages of `rloom view`."""
+
+    ending: str
+    branches: tuple[tuple[EpisodeStep, ...], ...]
+    origins: tuple[str, ...]  # what began each branch: the prompt, the chat template, or the agent
+    reward: float | None = None  # of the environment
+    failure: str | None = None  # why the environment failed
+    environment_s: float = 0.0
+    rewritten: int = 0  # times the chat template wrote the past in another way
+    branched: int = 0  # times an agent changed its history
+    tools: int = 0  # that the prompt lists
+    requests: Mapping[str, int] = field(default_factory=dict)  # of an agent: counts by kind; see AgentSession
+
+    @property
+    def turns(self) -> tuple[EpisodeStep, ...]:
+        """Of the policy, each once."""
+        return tuple(step for branch in self.branches for step in branch if step.trained)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(call for turn in self.turns for call in turn.calls)
 
 
 def is_usable(number: float) -> bool:

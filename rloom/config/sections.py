@@ -5,7 +5,8 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from rloom.config.base import EMBEDDED_NAME, NamedIn, PassKeys, PassSection, Section, Switch, key, names_code, section
-from rloom.episodes.kinds import ENVIRONMENT_GROUP, ENVIRONMENTS
+from rloom.environments.kinds import ENVIRONMENTS
+from rloom.episodes.kinds import ENVIRONMENT_GROUP
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 from rloom.tables import read_table
 

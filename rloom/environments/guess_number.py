@@ -1,28 +1,80 @@
-"""Guess a number: after each guess the environment says whether it is higher or lower."""
+"""Guess a number: after each guess the environment says whether the number is larger or smaller.
 
-import random
+With 15 numbers and 4 guesses, a policy that takes the middle of what is left always finds the number, and one that does
+not read what the environment answers finds at most 4 of 15. The texts are short and in the vocabulary of the embedded
+model. A row has a game of a careless student (`messages`) for supervised fine-tuning: it teaches the form of the game.
+"""
+
 import re
+from random import Random
 from typing import Any
 
+DATA_SOURCE = "rloom/guess_number"
+LOWEST, HIGHEST, TRIES = 1, 15, 4
+TRAIN_ROWS, SEED = 4096, 0
+TAKES_MIDDLE = 0.4  # how often the student does, instead of guessing at random
+LARGER, SMALLER, NO_NUMBER = "+", "-", "?"
 NUMBER = re.compile(r"\d+")
 
 
 class GuessNumber:
     """The last number of an answer is the guess. Reward: 1 if the number was found."""
 
-    def __init__(self, lowest: int = 1, highest: int = 15, tries: int = 4) -> None:
-        self.lowest, self.highest, self.tries = lowest, highest, tries
+    def __init__(self, tries: int = TRIES) -> None:
+        self.left = tries
 
-    def reset(self, number: int | None = None, **row: Any) -> None:
-        self.number = random.randint(self.lowest, self.highest) if number is None else number
-        self.left = self.tries
+    def reset(self, reward_model: dict[str, Any], **row: Any) -> None:
+        self.number = int(reward_model["ground_truth"])
 
     def step(self, text: str) -> tuple[str, float, bool]:
         guesses = NUMBER.findall(text)
         self.left -= 1
         if not guesses:
-            return "?", 0.0, self.left == 0
+            return NO_NUMBER, 0.0, self.left == 0
         guess = int(guesses[-1][:9])
-        if guess == self.number:
-            return "", 1.0, True
-        return "+" if guess < self.number else "-", 0.0, self.left == 0
+        return answer(guess, self.number), float(guess == self.number), guess == self.number or self.left == 0
+
+
+def answer(guess: int, number: int) -> str:
+    if guess == number:
+        return ""
+    return LARGER if guess < number else SMALLER
+
+
+def rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The training rows have each number equally often; the test rows are the games with each number."""
+    random = Random(SEED)
+    numbers = range(LOWEST, HIGHEST + 1)
+    train = [numbers[index % len(numbers)] for index in range(TRAIN_ROWS)]
+    return (
+        [row(number, "train", index, random) for index, number in enumerate(train)],
+        [row(number, "test", index, random) for index, number in enumerate(numbers)],
+    )
+
+
+def row(number: int, split: str, index: int, random: Random) -> dict[str, Any]:
+    prompt = [{"role": "user", "content": f"{LOWEST}-{HIGHEST}?"}]
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": prompt,
+        "ability": "games",
+        "reward_model": {"style": "rule", "ground_truth": str(number)},
+        "extra_info": {"split": split, "index": index},
+        "messages": [*prompt, *game(number, random)],
+    }
+
+
+def game(number: int, random: Random) -> list[dict[str, str]]:
+    """The messages after the prompt, of one game of the student."""
+    low, high, messages = LOWEST, HIGHEST, []
+    for left in reversed(range(TRIES)):
+        guess = (low + high) // 2 if random.random() < TAKES_MIDDLE else random.randint(LOWEST, HIGHEST)
+        messages.append({"role": "assistant", "content": str(guess)})
+        if guess == number or not left:
+            break
+        messages.append({"role": "user", "content": answer(guess, number)})
+        if guess < number:
+            low = max(low, guess + 1)
+        else:
+            high = min(high, guess - 1)
+    return messages

@@ -15,11 +15,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rloom.episodes.base import Environment, Limits, Observation, ToolCall, ToolSchema, cut
+from rloom.episodes.base import Environment, Limits, Observation, ToolSchema, cut
 from rloom.episodes.schema import tool_schema
 from rloom.episodes.tool_calls import ParsedCall, parse_tool_calls
 from rloom.errors import ConfigError
-from rloom.types import Message, plain_text
+from rloom.types import Message, ToolCall, plain_text
 
 NOT_TOOLS = ("reset", "get_reward", "close")
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from rloom.batch import Turn
-from rloom.episodes.base import ToolCall
 from rloom.episodes.template import Conversation
-from rloom.types import Message
+from rloom.types import Message, ToolCall
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,10 @@ class Node:
     version: int = 0  # of the weights, if sampled
     finished: bool = True  # if sampled: ended with a stop token
     stop: str = ""  # the text of that token
-    calls: tuple[ToolCall, ...] = ()  # if not sampled: of the answer before
+    calls: tuple[ToolCall, ...] = ()  # if sampled: that it made
     reward: float | None = None  # if sampled: for this turn
     seconds: float = 0.0  # of generation, or of the environment
+    rewritten: bool = False  # begins a branch: the chat template wrote the past in another way
     shown: tuple[Message, ...] | None = None  # the messages as an agent has them, if it has others
     experts_PMK: Tensor | None = None  # if sampled and routing is replayed: of all tokens of the path
 
@@ -48,6 +48,11 @@ class Episode:
 
     def replace(self, index: int, **changed: Any) -> None:
         self.nodes[index] = replace(self.nodes[index], **changed)
+
+    @property
+    def size(self) -> int:
+        """Tokens of all branches; those that several share count once."""
+        return sum(len(node.tokens_L) for node in self.nodes)
 
     def tokens(self, leaf: int) -> list[int]:
         """Of the path to this node."""

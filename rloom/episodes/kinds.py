@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from rloom.environments.kinds import ENVIRONMENTS
 from rloom.errors import ConfigError
 from rloom.plugins import Reference, installed, is_own, resolve_kind
 
@@ -19,9 +20,6 @@ MULTI_TURN, AGENT = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent"
 OWN_KEY, ENVIRONMENT_KEY = f"{MULTI_TURN}.kind", f"{MULTI_TURN}.environment"
 
 ONE_TURN, WITH_TOOLS = "single_turn_agent", "tool_agent"  # agent loops of rloom, by verl's names
-
-# environments of rloom: name -> class
-ENVIRONMENTS: Mapping[str, str] = {"guess_number": "rloom.environments.guess_number:GuessNumber"}
 
 # Keys of MULTI_TURN and AGENT that only some kinds read
 TOOL_KEYS = (
@@ -118,6 +116,15 @@ def episode_kind(config: Any) -> EpisodeKind | None:
     return next(iter(chosen_kinds(config).values()), None)
 
 
+def gives_rewards(config: Any) -> bool:
+    """Whether the episodes have rewards of their own. Some environments of rloom only have tools."""
+    kind, shipped = (
+        episode_kind(config),
+        ENVIRONMENTS.get(config.actor_rollout_ref.rollout.multi_turn.environment or ""),
+    )
+    return kind is not None and kind.rewards and (shipped is None or shipped.rewards)
+
+
 def episode_faults(config: Any) -> Iterator[str]:
     """One sentence for each fault of the keys that select the kind."""
     chosen = chosen_kinds(config)
@@ -130,4 +137,4 @@ def environment_reference(name: str) -> str:
     """file.py:name or module:name of the environment of this name."""
     if ":" in name:
         return name
-    return ENVIRONMENTS[name] if name in ENVIRONMENTS else installed(ENVIRONMENT_GROUP)[name].value
+    return ENVIRONMENTS[name].made if name in ENVIRONMENTS else installed(ENVIRONMENT_GROUP)[name].value

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from typing import Any
 
 from rloom.batch import Trajectory
-from rloom.episodes.episode import Episode
-from rloom.types import Message, Prompt, Sample, Score
+from rloom.episodes.base import AtLimit
+from rloom.episodes.episode import Branch, Episode, Node
+from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, SampledEpisode, Score, ToolCall
 
 
 class Ending(Enum):
@@ -17,8 +19,21 @@ class Ending(Enum):
     TURNS = "turn limit"
     TOKENS = "token limit"
     TURN_TOKENS = "token limit of a turn"
+    USER_TURNS = "limit of the environment's turns"
+    EPISODE_TOKENS = "token limit of the episode"
     TIME = "time limit"
-    FAILED = "environment failed"
+    FAILED = "environment failed"  # it raised an error
+    NO_ANSWER = "environment did not answer"
+    EXITED = "environment exited"
+    WRONG_REPLY = "wrong reply of the environment"
+    REFUSED = "chat template refused messages"
+
+    @property
+    def at_limit(self) -> bool:
+        return self in LIMITS
+
+
+LIMITS = (Ending.TURNS, Ending.TOKENS, Ending.TURN_TOKENS, Ending.USER_TURNS, Ending.EPISODE_TOKENS, Ending.TIME)
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,7 @@ class EpisodeRecord:
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
     environment_seconds: float = 0.0
+    at_limit: AtLimit = "score"
     counts: Mapping[str, int] = field(default_factory=dict)  # of an agent's requests; a metric each
 
     @property
@@ -45,36 +61,74 @@ class EpisodeRecord:
         return [message for index in self.episode.path(len(nodes) - 1) for message in nodes[index].messages]
 
     @property
+    def after_prompt(self) -> tuple[int, ...]:
+        """The tokens after the first prompt, in the last branch."""
+        last = len(self.episode.nodes) - 1
+        tokens, first = self.episode.tokens(last), self.episode.nodes[0].tokens_L.tolist()
+        if tokens[: len(first)] != first:  # the branch begins in another way
+            first = self.episode.nodes[self.episode.path(last)[0]].tokens_L.tolist()
+        return tuple(tokens[len(first) :])
+
+    @property
     def text(self) -> str:
         """What the policy wrote."""
         return "\n".join(node.messages[0]["content"] for node in self.episode.nodes if node.sampled)
 
 
-def episode_sample(prompt: Prompt, record: EpisodeRecord) -> Sample:
-    """As a reward receives it: the response is what the policy wrote in all turns."""
-    tokens = [token for node in record.episode.nodes if node.sampled for token in node.tokens_L.tolist()]
+def episode_sample(prompt: Prompt, record: EpisodeRecord, text: str) -> Sample:
+    """As a reward receives it: the response is the last turn. `text`: of the tokens after the prompt."""
+    episode = record.episode
+    first, answers = episode.nodes[0], [node for node in episode.nodes if node.sampled]
     return Sample(
         data_source=prompt.data_source,
-        prompt=prompt.text,
-        response=record.text,
+        prompt=first.conversation.text,
+        response=str(answers[-1].messages[0]["content"]) if answers else "",
         ground_truth=prompt.ground_truth,
         extra_info=prompt.extra_info,
-        messages=prompt.messages,
-        prompt_tokens=prompt.tokens,
-        response_tokens=tuple(tokens),
+        messages=first.messages,
+        prompt_tokens=tuple(first.tokens_L.tolist()),
+        response_tokens=tuple(answers[-1].tokens_L.tolist()) if answers else (),
         columns=prompt.columns,
-        conversation=tuple(record.messages),
-        environment_reward=record.reward,
+        episode=SampledEpisode(
+            tuple(record.messages[len(first.messages) :]),
+            text,
+            record.after_prompt,
+            record.reward,
+            episode_info(record),
+        ),
     )
 
 
-def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, score: Score) -> list[Trajectory]:
-    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave."""
+def episode_info(record: EpisodeRecord) -> dict[str, Any]:
+    """What a function finds in `extra_info` beside the row's own."""
+    nodes = record.episode.nodes
+    answers = [node for node in nodes if node.sampled]
+    return {
+        "messages": record.messages,
+        "final_answer": str(answers[-1].messages[0]["content"]) if answers else "",
+        "num_turns": len(nodes),  # as in verl: the prompt, the answers, and what followed them
+        "turn_scores": [node.reward for node in answers if node.reward is not None],
+        "tool_calls": [asdict(call) for node in nodes for call in node.calls],
+        "environment_reward": record.reward,
+        "ending": record.ending.value,
+    }
+
+
+def episode_trajectories(
+    record: EpisodeRecord, prompt: Prompt, group: int, score: Score, turn_weight: float = 1.0
+) -> list[Trajectory]:
+    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave.
+
+    Rewards of turns are placed where they were given, and the rest of the score at the end.
+    """
+    at_limit = record.at_limit if record.ending.at_limit else "score"
     if record.failure is not None:
         score = Score.failed(f"the environment failed: {record.failure}")
-    # rewards of turns are placed where they were given if they are all of the score; a mix is given at the end
-    placed = score.value is not None and record.reward is not None and abs(score.value - record.reward) < 1e-9
+    elif at_limit == "fail":
+        score = Score.failed(f"the episode ended at a limit: {record.ending.value}")
     branches = list(record.episode.branches())
+    summary = episode_summary(record, branches)
+    placed = tuple((place, turn_weight * reward) for place, reward in branches[0].rewards) if score.ok else ()
     return [
         Trajectory(
             prompt=prompt,
@@ -82,31 +136,137 @@ def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, scor
             tokens_L=branch.tokens_L,
             logprobs_L=branch.logprobs_L,
             turns=branch.turns,
-            finished=branch.finished and record.ending is Ending.DONE,
+            finished=not record.ending.at_limit,
             score=score,
             text=record.text,
+            episode=summary,
             branch=number,
-            turn_rewards=branch.rewards if placed and len(branches) == 1 else (),
+            turn_rewards=placed if len(branches) == 1 else (),
             experts_LMK=branch.experts_LMK,
+            in_loss=at_limit != "mask",
         )
         for number, branch in enumerate(branches)
     ]
 
 
-def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Of one step."""
-    count = max(len(records), 1)
-    endings = Counter(record.ending for record in records)
-    calls = [call for record in records for node in record.episode.nodes for call in node.calls]
-    counted = sorted({name for record in records for name in record.counts})
-    return {
-        "episode/turns/mean": sum(record.turns for record in records) / count,
-        "episode/turns/max": float(max((record.turns for record in records), default=0)),
-        "episode/tool_calls": len(calls) / count,
-        "episode/tool_errors": sum(call.error is not None for call in calls) / max(len(calls), 1),
-        "episode/environment_seconds": sum(record.environment_seconds for record in records) / count,
-        "episode/rewritten_past": sum(record.rewritten for record in records) / count,
-        "episode/branched": sum(record.branched for record in records) / count,
-        **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending] / count for ending in Ending},
-        **{f"episode/{name}": sum(record.counts.get(name, 0) for record in records) / count for name in counted},
+def episode_summary(record: EpisodeRecord, branches: Sequence[Branch]) -> EpisodeSummary:
+    nodes = record.episode.nodes
+    origins = [
+        "prompt" if number == 0 else "template" if any(nodes[index].rewritten for index in branch.nodes) else "agent"
+        for number, branch in enumerate(branches)
+    ]
+    return EpisodeSummary(
+        record.ending.value,
+        tuple(episode_steps(nodes, branch) for branch in branches),
+        tuple(origins),
+        record.reward,
+        record.failure,
+        record.environment_seconds,
+        record.rewritten,
+        record.branched,
+        len(nodes[0].conversation.tools),
+        dict(record.counts),
+    )
+
+
+def episode_steps(nodes: Sequence[Node], branch: Branch) -> tuple[EpisodeStep, ...]:
+    steps: list[EpisodeStep] = []
+    trained, start = {turn.start for turn in branch.turns}, 0
+    for place, index in enumerate(branch.nodes):
+        node, stop = nodes[index], start + len(nodes[index].tokens_L)
+        after = nodes[branch.nodes[place + 1]].messages if place + 1 < len(branch.nodes) else ()
+        steps.append(
+            EpisodeStep(
+                source="policy" if node.sampled else "prompt" if node.parent is None else "environment",
+                start=start,
+                stop=stop,
+                messages=tuple((str(one.get("role", "")), message_text(one)) for one in node.messages),
+                trained=node.sampled and start in trained,
+                version=node.version,
+                finished=node.finished,
+                seconds=node.seconds,
+                reward=node.reward,
+                calls=node.calls or agent_calls(node, after),
+            )
+        )
+        start = stop
+    return tuple(steps)
+
+
+def message_text(message: Message) -> str:
+    """Content of other kinds than text is shown as it is written."""
+    content = message.get("content")
+    return content if isinstance(content, str) else "" if content is None else str(content)
+
+
+def agent_calls(answer: Node, after: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """Calls that an agent ran itself: their results are in the messages that it sent next."""
+    results = {message.get("tool_call_id"): message_text(message) for message in after}
+    return tuple(
+        ToolCall(call["function"]["name"], call["function"]["arguments"], results.get(call["id"], ""))
+        for message in answer.shown or ()
+        if answer.sampled
+        for call in message.get("tool_calls", ())
+    )
+
+
+def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Of one step or one validation. Empty if its answers have one turn."""
+    episodes = [t.episode for t in trajectories if t.episode is not None and t.branch == 0]
+    if not episodes:
+        return {}
+    count = len(episodes)
+    endings = Counter(episode.ending for episode in episodes)
+    turns = [len(episode.turns) for episode in episodes]
+    metrics = {
+        "episode/turns/mean": sum(turns) / count,
+        "episode/turns/max": float(max(turns)),
+        "episode/environment_seconds": sum(episode.environment_s for episode in episodes) / count,
+        "episode/added_tokens": sum(map(added_tokens, episodes)) / count,
+        "episode/repeated_tokens": sum(map(repeated_tokens, episodes)) / count,
+        "episode/branches": sum(len(episode.branches) for episode in episodes) / count,
+        "episode/rewritten_past": sum(episode.rewritten > 0 for episode in episodes) / count,
+        "episode/branched": sum(episode.branched > 0 for episode in episodes) / count,
+        **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending.value] / count for ending in Ending},
     }
+    counted = sorted({name for episode in episodes for name in episode.requests})
+    metrics |= {f"agent/{name}": sum(one.requests.get(name, 0) for one in episodes) / count for name in counted}
+    return metrics | tool_metrics(episodes)
+
+
+def tool_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """Empty if there are no tools."""
+    calls = [call for episode in episodes for call in episode.calls]
+    metrics = {}
+    if calls or any(episode.tools for episode in episodes):
+        metrics = {
+            "tool/calls": len(calls) / len(episodes),
+            "tool/unused": sum(not episode.calls for episode in episodes) / len(episodes),
+        }
+    if calls:
+        metrics |= {
+            "tool/errors": sum(call.error is not None for call in calls) / len(calls),
+            "tool/timeouts": sum(call.timed_out for call in calls) / len(calls),
+            "tool/seconds/mean": sum(call.seconds for call in calls) / len(calls),
+            "tool/seconds/max": max(call.seconds for call in calls),
+        }
+    return metrics
+
+
+def added_tokens(episode: EpisodeSummary) -> int:
+    """Tokens that the environment added after an answer, without those that a further branch repeats."""
+    return sum(
+        step.stop - step.start
+        for branch in episode.branches
+        for step in branch
+        if step.source == "environment" and step.start > first_turn(branch)
+    )
+
+
+def repeated_tokens(episode: EpisodeSummary) -> int:
+    """Tokens before the first turn that a further branch trains: the models read them once more."""
+    return sum(map(first_turn, episode.branches[1:]))
+
+
+def first_turn(branch: Sequence[EpisodeStep]) -> int:
+    return next((step.start for step in branch if step.trained), 0)

@@ -10,13 +10,15 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from typing import Any
 
 from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Node
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached, RunningEpisode
+from rloom.episodes.template import as_tool_call, readable
 from rloom.episodes.tool_calls import parse_tool_calls, split_reasoning, without_calls
+from rloom.episodes.writer import calls_of
 from rloom.types import Message
 
 ENDED = 65536  # sessions whose end is remembered
@@ -40,6 +42,13 @@ class AgentAnswer:
         return self.node.shown[0]
 
 
+class EpisodeEnded(Exception):
+    """A request of an episode that has ended."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(f"the episode has ended ({ending.value})")
+
+
 class AgentSession:
     """One episode. `id` is a part of the agent's address, `key` its API key: either names the session."""
 
@@ -49,7 +58,6 @@ class AgentSession:
         self.nodes: dict[str, int] = {}  # id of an answer -> its node
         self.instructed: set[str] = set()  # answers to requests whose first message belongs to them alone
         self.closed = False
-        self._calls = count()
         self._given: dict[str | None, float] = {}  # rewards: of answers, and of the episode (None)
         self._requests: set[asyncio.Task[object]] = set()
         run.counts.update(dict.fromkeys((REFUSED, DROPPED, IGNORED), 0))
@@ -63,11 +71,12 @@ class AgentSession:
         stops: Sequence[str] = (),
         reads_calls: bool = True,
     ) -> AgentAnswer:
-        """DataError: the messages cannot be answered. LimitReached: no further answer is possible.
+        """DataError: the messages cannot be answered. LimitReached, EpisodeEnded: no further answer is possible.
 
         `stops`: texts that end the answer, and are not shown. `reads_calls`: calls of `tools` are apart from the text.
         Cancelled, it records no answer.
         """
+        self.check_open()
         run, writer = self.run, self.run.writer
         leaf = writer.read(messages, tools)
         task = asyncio.current_task()
@@ -82,41 +91,31 @@ class AgentSession:
                 raise
             node = reached.answer
         except asyncio.CancelledError:
-            run.counts[DROPPED] += not self.closed
+            self.check_open()
+            run.counts[DROPPED] += 1
             raise
         finally:
             self._requests.discard(task)
         name = f"{self.id}-{node}"
         self.nodes[name] = node
-        text, stop = before_stop(writer.texts.template.opening + writer.text(node), stops)
-        writer.episode.replace(node, shown=(self.shown_message(text, reads_calls and bool(tools)),))
+        answer = readable(writer.episode.nodes[node].conversation.messages[-1])
+        made = sum(len(calls_of(message)) for message in writer.heard(leaf))
+        shown, stop = shown_message(answer, stops, reads_calls and bool(tools), made)
+        writer.episode.replace(node, shown=(shown,))
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
-
-    def shown_message(self, text: str, reads_calls: bool) -> Message:
-        reasoning, text = split_reasoning(text)
-        calls = [call for call in parse_tool_calls(text) if call.error is None] if reads_calls else []
-        shown: dict[str, object] = {"role": "assistant", "content": without_calls(text) if calls else text}
-        if reasoning:
-            shown["reasoning_content"] = reasoning
-        if calls:
-            shown["tool_calls"] = [
-                {
-                    # templates may write it: equal in every run, and nine letters and digits, which Mistral's demand
-                    "id": f"call{next(self._calls):05}",
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-                }
-                for call in calls
-            ]
-        return shown
 
     def set_reward(self, reward: float, answer: str | None = None) -> None:
         """Of the episode, or of one answer, placed at its last token; a later one replaces it. The reward of the
         episode is the sum. KeyError: there is no such answer."""
+        self.check_open()
         if answer is not None:
             self.run.writer.episode.replace(self.nodes[answer], reward=reward)
         self._given[answer] = reward
         self.run.reward = sum(self._given.values())
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise EpisodeEnded(self.run.ending)
 
     def close(self) -> None:
         """Requests that still run are cancelled: nothing is added to a finished episode."""
@@ -126,13 +125,29 @@ class AgentSession:
             request.cancel()
 
 
-def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The text before the first of the stop texts in it, and that one."""
-    found = [(text.find(stop), stop) for stop in stops if stop in text]
-    if not found:
-        return text, None
-    place, stop = min(found)
-    return text[:place], stop
+def shown_message(
+    answer: Message, stops: Sequence[str], reads_calls: bool, made: int
+) -> tuple[dict[str, Any], str | None]:
+    """The message without the stop text that ended it, and that text.
+
+    `made`: calls before it in the conversation. Ids are those that the chat template writes: equal in every run.
+    """
+    text: str = answer["content"]
+    place, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
+    reasoning, text = split_reasoning(text[:place])
+    shown: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning := answer.get("thinking") or reasoning:
+        shown["reasoning_content"] = reasoning
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in calls_of(answer)]
+    if reads_calls and not calls:
+        calls = [(call.name, call.arguments) for call in parse_tool_calls(text) if call.error is None]
+        shown["content"] = without_calls(text) if calls else text
+    if reads_calls and calls:
+        shown["tool_calls"] = [
+            as_tool_call(made + number, name, arguments if isinstance(arguments, str) else json.dumps(arguments))
+            for number, (name, arguments) in enumerate(calls)
+        ]
+    return shown, stop
 
 
 @dataclass

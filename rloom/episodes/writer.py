@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rloom.episodes.base import ToolCall, ToolSchema
+from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.template import Conversation, TurnTemplate
 from rloom.episodes.tool_calls import split_reasoning
@@ -24,6 +24,7 @@ class Texts:
     template: TurnTemplate
     decode: Callable[[Sequence[int]], str]  # without special tokens
     stop_texts: Mapping[int, str]  # stop token -> its text
+    decode_marked: Callable[[Sequence[int]], str] | None = None  # with the special tokens that the chat template writes
 
 
 @dataclass
@@ -32,28 +33,26 @@ class EpisodeWriter:
     episode: Episode = field(default_factory=Episode)
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
+    compared: dict[int, list[Any]] = field(default_factory=dict)  # node -> what identifies its messages
 
     def begin(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
         """A branch from its first message. Returns the node."""
         added = self.texts.template.start(messages, tools)
-        return self.episode.add(Node(None, tuple(messages), torch.tensor(added.tokens), added.conversation))
+        tokens_L = torch.tensor(added.tokens, dtype=torch.int64)
+        return self.episode.add(Node(None, tuple(messages), tokens_L, added.conversation))
 
-    def add(
-        self, parent: int, messages: Sequence[Message], calls: tuple[ToolCall, ...] = (), seconds: float = 0.0
-    ) -> int:
+    def add(self, parent: int, messages: Sequence[Message], seconds: float = 0.0) -> int:
         """Messages after an answer. Returns the node, which begins a branch if the template rewrites the past."""
         past = self.episode.nodes[parent]
         added = self.texts.template.add(past.conversation, messages, past.stop)
         if added is None:
-            self.rewritten += 1
             node = self.begin([*past.conversation.messages, *messages], past.conversation.tools)
+            self.rewritten += 1
             heard = (*self.heard(parent), *messages)
-            self.episode.replace(node, calls=calls, seconds=seconds, shown=heard)
+            self.episode.replace(node, rewritten=True, seconds=seconds, shown=heard)
             return node
         tokens_L = torch.tensor(added.tokens, dtype=torch.int64)
-        return self.episode.add(
-            Node(parent, tuple(messages), tokens_L, added.conversation, calls=calls, seconds=seconds)
-        )
+        return self.episode.add(Node(parent, tuple(messages), tokens_L, added.conversation, seconds=seconds))
 
     def read(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
         """The node after which the next answer of this conversation is generated. What an agent sends is the whole
@@ -64,38 +63,45 @@ class EpisodeWriter:
         nodes, wanted = self.episode.nodes, [comparable(message) for message in messages]
         found: dict[int, tuple[int, int]] = {}  # node -> (messages up to it, how many are equal in every detail)
         for index, node in enumerate(nodes):
-            own = node.messages if node.shown is None else node.shown
-            before = (0, 0) if node.parent is None else found.get(node.parent)
-            if before is None or list(node.conversation.tools) != list(tools):
+            before = found.get(node.parent) if node.parent is not None else (0, 0)
+            if before is None or (node.parent is None and list(node.conversation.tools) != list(tools)):
                 continue
-            sent = messages[before[0] : before[0] + len(own)]
-            if own and [comparable(message) for message in own] == wanted[before[0] : before[0] + len(own)]:
-                found[index] = before[0] + len(own), before[1] + sum(map(same_details, own, sent))
+            own = node.messages if node.shown is None else node.shown
+            if index not in self.compared:
+                self.compared[index] = [comparable(message) for message in own]
+            start, stop = before[0], before[0] + len(own)
+            if own and self.compared[index] == wanted[start:stop]:
+                found[index] = stop, before[1] + sum(map(same_details, own, messages[start:stop]))
         # an answer that the conversation goes on from, or a node that the conversation ends with
         known = [index for index, (length, _) in found.items() if nodes[index].sampled or length == len(messages)]
         best = max(known, key=lambda index: (*found[index], index), default=None)
         if best is None:
-            self.branched += bool(nodes)
-            return self.begin(messages, tools)
+            begun = self.begin(messages, tools)
+            self.branched += begun > 0
+            return begun
         if not nodes[best].sampled:
             return best
-        self.branched += any(node.parent == best for node in nodes)
-        return self.add(best, messages[found[best][0] :])
+        is_continued = any(node.parent == best for node in nodes)
+        added = self.add(best, messages[found[best][0] :])
+        self.branched += is_continued
+        return added
 
     def read_tokens(self, tokens: Sequence[int]) -> int:
         """As `read`, for an agent that sends tokens."""
-        best, length = None, -1
+        given_L = torch.tensor(tokens, dtype=torch.int64)
+        ends: dict[int, int] = {}  # of nodes whose path is the beginning of these tokens
+        best, length = None, 0
         for index, node in enumerate(self.episode.nodes):
-            path = self.episode.tokens(index)
-            whole = len(path) == len(tokens)
-            if (node.sampled or whole) and len(path) > length and path == list(tokens[: len(path)]):
-                best, length = index, len(path)
+            start = 0 if node.parent is None else ends.get(node.parent)
+            if start is None or not torch.equal(given_L[start : start + len(node.tokens_L)], node.tokens_L):
+                continue
+            end = ends[index] = start + len(node.tokens_L)
+            if end > length and (node.sampled or end == len(tokens)):
+                best, length = index, end
         if best is not None and length == len(tokens):
             return best
         self.branched += best is None and bool(self.episode.nodes)
-        added = torch.tensor(tokens[max(length, 0) :], dtype=torch.int64)
-        text = self.texts.decode(added.tolist())
-        return self.episode.add(Node(best, ({"role": "user", "content": text},), added, Conversation((), (), text)))
+        return self.episode.add(Node(best, (), given_L[length:], Conversation((), (), "")))
 
     def answer(self, parent: int, completion: Completion, seconds: float = 0.0, stops: Sequence[str] = ()) -> int:
         """An answer of the policy. Returns its node.
@@ -106,19 +112,22 @@ class EpisodeWriter:
         stopped = self.stopped(completion, stops)
         completion = stopped or completion
         tokens: list[int] = completion.tokens_L.tolist()
-        text = self.texts.decode(tokens[:-1] if completion.finished else tokens)
+        own = tokens[:-1] if completion.finished else tokens
+        text = self.texts.decode(own)
+        written = text if self.texts.decode_marked is None else self.texts.decode_marked(own)
+        stop = self.texts.stop_texts[tokens[-1]] if completion.finished else ""
         before = self.episode.nodes[parent].conversation
         return self.episode.add(
             Node(
                 parent,
                 ({"role": "assistant", "content": text},),
                 completion.tokens_L,
-                self.texts.template.answered(before, text),
+                self.texts.template.answered(before, written, stop),
                 sampled=True,
                 logprobs_L=completion.logprobs_L,
                 version=completion.version,
                 finished=completion.finished or stopped is not None,
-                stop=self.texts.stop_texts[tokens[-1]] if completion.finished else "",
+                stop=stop,
                 seconds=seconds,
                 experts_PMK=completion.experts_LMK,
             )
@@ -159,13 +168,13 @@ class EpisodeWriter:
 
 
 def comparable(message: Message) -> tuple[Any, ...]:
-    """What identifies a message. Clients leave out reasoning and empty fields, and write arguments of calls with other
-    spaces."""
+    """What identifies a message. Clients leave out empty fields, of answers also the reasoning and outer white space,
+    and write arguments of calls with other spaces."""
     text: str = message.get("content") or ""
     if message.get("role") == "assistant":
-        text = split_reasoning(text)[1]
+        text = split_reasoning(text)[1].strip()
     calls = [(call["function"]["name"], parsed(call["function"]["arguments"])) for call in calls_of(message)]
-    return message.get("role"), text.strip(), calls, message.get("tool_call_id")
+    return message.get("role"), text, calls, message.get("tool_call_id")
 
 
 def same_details(one: Message, other: Message) -> bool:

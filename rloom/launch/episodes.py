@@ -1,6 +1,6 @@
 """The environments of a run, from its configuration."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +14,7 @@ from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
 from rloom.plugins import referenced
 from rloom.rewards.base import ScoringUnit
-from rloom.types import SampleGroup, Score
+from rloom.types import Sample, SampleGroup, Score
 
 
 class EnvironmentReward:
@@ -23,7 +23,7 @@ class EnvironmentReward:
     unit = ScoringUnit.ANSWER
 
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
-        return [[score_of(sample.environment_reward) for sample in group] for group in groups]
+        return [[score_of(sample) for sample in group] for group in groups]
 
     def check(self) -> None:
         return
@@ -35,7 +35,9 @@ class EnvironmentReward:
         return
 
 
-def score_of(reward: float | None) -> Score:
+def score_of(sample: Sample) -> Score:
+    assert sample.episode is not None
+    reward = sample.episode.reward
     if reward is None:
         return Score.failed("the environment gave no reward")
     return Score.of(reward, subject=f"the environment gave {reward:g}")
@@ -53,6 +55,13 @@ def environment_driver(config: Config, texts: Texts, limits: Limits) -> Environm
     return EnvironmentDriver(pool, pool.load())
 
 
+def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callable[[Sequence[int]], str]:
+    """Text with the special tokens that the chat template writes, such as the marks of a call; without others."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {number for number, token in added if token.special and token.content not in template}
+    return lambda tokens: tokenizer.decode([token for token in tokens if token not in dropped])
+
+
 @contextmanager
 def open_episodes(
     config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
@@ -62,10 +71,12 @@ def open_episodes(
     if kind is None:
         yield None
         return
+    template = TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template)
     texts = Texts(
-        TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template),
+        template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         {token: tokenizer.decode([token]) for token in stop_ids},
+        marked_decoder(tokenizer, template.source),
     )
     limits = limits_of(config)
     driver: Driver = referenced(kind.build)(config, texts, limits)
@@ -78,10 +89,13 @@ def limits_of(config: Config) -> Limits:
     return Limits(
         response_tokens=config.data.max_response_length,
         turns=keys.max_assistant_turns,
+        user_turns=keys.max_user_turns,
         turn_tokens=keys.max_turn_length,
         result_characters=keys.max_tool_response_length,
         truncate_side=keys.tool_response_truncate_side,
         call_s=keys.tool_timeout_s,
         episode_s=keys.episode_timeout_s,
+        episode_tokens=keys.max_episode_length,
+        at_limit=keys.at_limit,
         parallel_calls=keys.max_parallel_calls,
     )

@@ -13,7 +13,9 @@ from rloom.config.derived import ranks_per_share
 from rloom.config.schema import Config
 from rloom.console import announce
 from rloom.errors import ConfigError, WorkerError
+from rloom.launch.directory import directory_of
 from rloom.rewards.score_queue import FutureQueue
+from rloom.runtime.joining import join_run
 from rloom.runtime.nodes import head_node, no_ray, wait_until
 from rloom.runtime.placement import WorkerLayout, WorkerSlot, worker_layout
 from rloom.runtime.remote import RemoteWorker
@@ -43,6 +45,21 @@ def open_cluster(config: RunConfig) -> Iterator[None]:
         if config.starts_a_cluster:
             await_machines(config)
         yield
+
+
+def join(config: RunConfig) -> int:
+    """This machine joins the run of machine 0, whose processes start the workers."""
+    trainer = config.trainer
+    join_run(
+        trainer.head,
+        trainer.node_rank,
+        directory=lambda: directory_of(config),
+        cpus=config.gpus_per_node,
+        gpus=torch.cuda.device_count(),
+        timeout_s=trainer.start_timeout_s,
+        report=print,
+    )
+    return 0
 
 
 def await_machines(config: RunConfig) -> None:

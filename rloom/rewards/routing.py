@@ -57,6 +57,8 @@ EXACT = {
     "HuggingFaceH4/MATH-500": MATH,
     "openai/openai_humaneval": CODE,
     "google-research-datasets/mbpp": CODE,
+    "rloom/calculator": MATH_REASONING,
+    "rloom/search": MATH_REASONING,
 }
 # Tried in this order, ignoring case: the longer names before math.
 PREFIXES = {

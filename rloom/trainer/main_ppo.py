@@ -61,7 +61,7 @@ def train(config: Config) -> int:
         check_extras(config)
         check_gpus(config)
         announce_run(in_directory(config), __version__)
-        from rloom.launch.join import join
+        from rloom.launch.ray_cluster import join
 
         return join(config)
     checked, data = check(config)

@@ -47,7 +47,7 @@ def train(config: SftConfig) -> int:
     if config.trainer.node_rank > 0:
         check_extras(config)
         check_gpus(config)
-        from rloom.launch.join import join
+        from rloom.launch.ray_cluster import join
 
         return join(config)
     check_early_sft(config)

@@ -121,8 +121,20 @@ def group_answers(run: RunHandle, kind: "Kind", step: int, group: int) -> Json:
         "prompt": prompt_json(prompts[group]),
         "previous": groups[place - 1] if place > 0 else None,
         "next": groups[place + 1] if place + 1 < len(groups) else None,
-        "answers": [answer_json(answer) for answer in answers],
+        "answers": answers_json(answers),
     }
+
+
+def answers_json(answers: "Sequence[DumpedAnswer]") -> list[Json]:
+    """Further branches of an episode are in `branches` of its first."""
+    found: list[Json] = []
+    for answer in answers:
+        row = answer_json(answer)
+        if answer.branch and found:
+            found[-1]["branches"].append(row)
+        else:
+            found.append(row if answer.episode is None else {**row, "branches": []})
+    return found
 
 
 def answer_json(answer: "DumpedAnswer") -> Json:
@@ -145,6 +157,7 @@ def answer_json(answer: "DumpedAnswer") -> Json:
         "version": answer.version,
         "turns": [list(turn) for turn in answer.turns],
         "length": answer.length,
+        **({} if answer.episode is None else {"episode": answer.episode}),
     }
 
 

@@ -20,10 +20,14 @@ TABLES = (
     "rloom.algos.needs",
     "rloom.algos.ranges",
     "rloom.engines.kinds",
+    "rloom.environments.kinds",
+    "rloom.episodes.kinds",
     "rloom.rewards.kinds",
     "rloom.rollout.kinds",
 )
-BACKENDS = tuple(f"rloom.{name}" for name in ("engines", "families", "rollout", "rewards", "models", "data", "runs"))
+BACKENDS = tuple(
+    f"rloom.{name}" for name in ("engines", "episodes", "families", "rollout", "rewards", "models", "data", "runs")
+)
 # folder of one kind -> its backends, which do not import each other; the other modules of the folder are shared
 KINDS = {
     "rloom.engines": ("rloom.engines.fsdp", "rloom.engines.local", "rloom.engines.megatron"),
@@ -57,10 +61,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.models": ("rloom.algos.kl", *NOUNS),  # the KL over a vocabulary is taken chunk by chunk
     "rloom.net": BOTTOM,
     "rloom.runtime": NOUNS,
+    # conversations with the policy, and the processes of environments: above the protocols, below the loop
+    "rloom.episodes": (
+        *("rloom.data.chat", "rloom.net", "rloom.rewards.framing", "rloom.rollout.base"),
+        *("rloom.runtime.fork_server", *NOUNS),
+    ),
+    "rloom.episodes.kinds": ("rloom.environments.kinds", *BOTTOM),
+    "rloom.environments": BOTTOM,
+    "rloom.environments.python": ("rloom.rewards.rules.code", "rloom.rewards.sandbox", *BOTTOM),
     "rloom.rewards": ("rloom.net", *BOTTOM),
+    "rloom.rewards.kinds": ("rloom.episodes.kinds", "rloom.rewards", *BOTTOM),
     "rloom.rewards.rules": ("rloom.rewards.sandbox", *BOTTOM),
     "rloom.rewards.sandbox": ("rloom.rewards.framing", *BOTTOM),
-    "rloom.data": ("rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
+    "rloom.data": ("rloom.environments.kinds", "rloom.rewards.routing", "rloom.rewards.rules", *BOTTOM),
     "rloom.runs": NOUNS,
     "rloom.view": ("rloom.doctor.run", "rloom.runs", *BOTTOM),
     "rloom.doctor": ("rloom", "rloom.rewards.sandbox", *TABLES, *BOTTOM),
@@ -73,6 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rloom.algos",
         "rloom.data",
         "rloom.doctor.run.live",
+        "rloom.episodes",
         "rloom.runs",
         "rloom.rewards.composite",
         *NOUNS,

@@ -17,7 +17,9 @@ import pyarrow.parquet as pq
 
 from rloom.data.files import Row
 from rloom.data.prepare import arithmetic, code, hh_rlhf, math
+from rloom.environments.kinds import ENVIRONMENTS
 from rloom.errors import DataError
+from rloom.plugins import referenced
 
 # name -> the train rows and the test rows, from --source or from the hub
 PREPARERS: Mapping[str, Callable[[Path | None], tuple[list[Row], list[Row]]]] = {
@@ -28,6 +30,7 @@ PREPARERS: Mapping[str, Callable[[Path | None], tuple[list[Row], list[Row]]]] = 
     "mbpp": code.mbpp_splits,
     "arithmetic": arithmetic.splits,
 }
+GENERATED = {name: kind.rows for name, kind in ENVIRONMENTS.items() if kind.rows is not None}  # by environments
 
 
 def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> dict[Path, int]:
@@ -35,10 +38,15 @@ def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> dict[
 
     `source`: a folder with the original files; None: download them.
     """
-    if name not in PREPARERS:
-        raise DataError(f"{name}: not a known data set; choose one of {', '.join(PREPARERS)}")
+    if name not in PREPARERS and name not in GENERATED:
+        raise DataError(f"{name}: not a known data set; choose one of {', '.join([*PREPARERS, *GENERATED])}")
+    if name in GENERATED and source is not None:
+        raise DataError(f"--source {source}: {name} is generated, not read; leave --source out")
     folder = Path(save_dir).expanduser()
-    train, test = PREPARERS[name](None if source is None else Path(source).expanduser())
+    if name in GENERATED:
+        train, test = referenced(GENERATED[name])()
+    else:
+        train, test = PREPARERS[name](None if source is None else Path(source).expanduser())
     written = {folder / "train.parquet": train, folder / "test.parquet": test}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,22 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from rloom.episodes.agents.outputs import episode_of
-from rloom.episodes.agents.process import ANSWER, ASK, RESULT, RUN, Answer, Task
+from rloom.episodes.agents.process import ANSWER, ASK, FAILED, RESULT, RUN, Answer, Task
 from rloom.episodes.episode import Node
 from rloom.episodes.gateway.server import Gateway
-from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentProcess
+from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentProcess, WrongReply
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
 from rloom.episodes.session import AgentSession, Sessions
 from rloom.episodes.template import Conversation
 from rloom.errors import DataError
+from rloom.types import plain_text
 
 EPISODE_S = 3600.0  # of an agent's episode without a limit of its own: an agent may begin a new history for ever
 MOST_QUESTIONS = 256  # that an agent may have open at a time
@@ -42,7 +43,7 @@ class AgentDriver:
 
     async def run(self, run: RunningEpisode, loop: str = "") -> None:
         began = time.monotonic()
-        async with self.pool.forked() as process:
+        async with self.pool.agent() as process:
             await self.start()
             with self.sessions.open(run) as session:
                 found: Any = None
@@ -99,6 +100,8 @@ class AgentDriver:
                     task_done.result()
                 if received in done:
                     message = received.result()
+                    if FAILED in message:
+                        raise EnvironmentFailed(plain_text(str(message[FAILED])))
                     if RESULT in message:
                         return message[RESULT]
                     if len(pending) > MOST_QUESTIONS:
@@ -114,8 +117,7 @@ class AgentDriver:
     async def answer(self, run: RunningEpisode, process: EnvironmentProcess, message: Mapping[str, Any]) -> None:
         number, tokens, max_tokens = self.question(message)
         leaf = run.writer.read_tokens(tokens)
-        if tuple(tokens) == run.row.prompt.tokens:
-            run.writer.episode.replace(leaf, messages=run.row.prompt.messages)
+        self.describe(run, leaf, tokens)
         node: int | None
         try:
             node = await run.answer(leaf, max_tokens)
@@ -130,11 +132,20 @@ class AgentDriver:
             given = Answer(answer.tokens_L.tolist(), answer.logprobs_L.tolist(), answer.finished)
         await process.send((ANSWER, number, given))
 
+    def describe(self, run: RunningEpisode, leaf: int, tokens: Sequence[int]) -> None:
+        """The messages of a node that an agent's tokens began: those of the prompt, or the text as the user's."""
+        node, prompt = run.writer.episode.nodes[leaf], run.row.prompt
+        if node.parent is None and tuple(tokens) == prompt.tokens:
+            run.writer.episode.replace(leaf, messages=prompt.messages)
+        elif not node.messages:
+            text = run.writer.texts.decode(node.tokens_L.tolist())
+            run.writer.episode.replace(leaf, messages=({"role": "user", "content": text},))
+
     def question(self, message: Mapping[str, Any]) -> tuple[int, list[int], int | None]:
         try:
             number, tokens, max_tokens = message[ASK]
         except (KeyError, TypeError, ValueError):
-            raise EnvironmentFailed(NO_FORM) from None
+            raise WrongReply(NO_FORM) from None
         known = isinstance(tokens, list) and all(
             type(token) is int and 0 <= token < self.vocabulary for token in tokens
         )
@@ -160,10 +171,9 @@ class AgentDriver:
                 outputs = [([*tokens], [*mask]) for tokens, mask in found["outputs"]]
                 run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise EnvironmentFailed(NO_FORM) from None
+            raise WrongReply(NO_FORM) from None
 
     async def end(self) -> None:
-        await self.pool.end()
         if self.gateway.url:
             await self.gateway.stop()
 
@@ -179,7 +189,8 @@ async def end_idle(run: RunningEpisode) -> None:
             await asyncio.sleep(max(left, 0.05))
         else:
             raise EnvironmentFailed(
-                f"the agent asked for no answer and returned nothing for {run.limits.call_s:g} s (tool_timeout_s)"
+                f"the agent asked for no answer and returned nothing for {run.limits.call_s:g} s (tool_timeout_s)",
+                Ending.NO_ANSWER,
             )
 
 

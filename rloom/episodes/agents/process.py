@@ -51,6 +51,11 @@ class AgentSetup:
     config: Mapping[str, Any] = field(default_factory=dict)  # of the run, as agent loops read it
     tokenizer: bytes = b""  # pickled
 
+    @property
+    def reference(self) -> str:
+        """In sentences."""
+        return self.path or self.command or " and ".join(self.loops)
+
 
 @dataclass(frozen=True)
 class Task:

@@ -10,7 +10,7 @@ from rloom.episodes.gateway.fields import (
     Event,
     Fields,
     Parts,
-    Refused,
+    RefusedRequest,
     as_list,
     as_mapping,
     as_text,
@@ -41,10 +41,10 @@ class ChatDialect:
         refuse_constrained(kind, (None, "text"), "response_format", "Use text, and ask for JSON in a message")
         refuse_constrained(fields.get("logit_bias") or None, (None,), "logit_bias", "Leave it out")
         if fields.get("top_logprobs"):
-            raise Refused("only the sampled token's is recorded; leave it out, or use 0", field="top_logprobs")
+            raise RefusedRequest("only the sampled token's is recorded; leave it out, or use 0", field="top_logprobs")
         for name in ("functions", "function_call"):
             if fields.get(name) is not None:
-                raise Refused("use tools and tool_choice", field=name)
+                raise RefusedRequest("use tools and tool_choice", field=name)
         limits = fields.positive("max_tokens"), fields.positive("max_completion_tokens")
         return Asked(
             model=fields.text("model", "rloom"),
@@ -65,7 +65,7 @@ class ChatDialect:
         choices = [
             {
                 "index": index,
-                "message": {**answer.message, "content": answer.message["content"] or None, "refusal": None},
+                "message": shown_message(answer),
                 **self.rest_of_choice(asked, answer, texts),
             }
             for index, answer in enumerate(answers)
@@ -94,7 +94,7 @@ class ChatDialect:
             yield None, {**start, "choices": [], "usage": usage(answers)}
         yield None, "[DONE]"
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: RefusedRequest) -> dict[str, Any]:
         kind = "authentication_error" if refused.status == 401 else "invalid_request_error"
         return {
             "error": {
@@ -140,7 +140,9 @@ def read_call(found: Any, field: str) -> dict[str, Any]:
 def read_tool(found: Any, field: str) -> Mapping[str, Any]:
     tool = as_mapping(found, field)
     if tool.get("type", "function") != "function":
-        raise Refused(f"a tool of type {shown(tool['type'])}; use type function, and run it in the agent", field=field)
+        raise RefusedRequest(
+            f"a tool of type {shown(tool['type'])}; use type function, and run it in the agent", field=field
+        )
     return function_schema(as_mapping(tool.get("function"), f"{field}.function"), "parameters", f"{field}.function")
 
 
@@ -152,6 +154,11 @@ def usage(answers: Sequence[AgentAnswer]) -> dict[str, int]:
     prompt = len(answers[0].prompt)
     sampled = sum(len(answer.node.tokens_L) for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def shown_message(answer: AgentAnswer) -> dict[str, Any]:
+    message = {**answer.message, "refusal": None}
+    return {**message, "content": message["content"] or None} if "tool_calls" in message else message
 
 
 def finish_reason(answer: AgentAnswer) -> str:

@@ -22,7 +22,7 @@ WITHOUT_EFFECT = {
 }
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """An answer with an error status."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", field: str | None = None):
@@ -53,14 +53,14 @@ class Dialect(Protocol):
     """One API: its requests, answers and errors."""
 
     def read(self, body: Body, session: AgentSession) -> Asked:
-        """Refused: a field is wrong, or asks for what cannot be done."""
+        """RefusedRequest: a field is wrong, or asks for what cannot be done."""
 
     def answer(self, asked: Asked, answers: Sequence[AgentAnswer], texts: Texts) -> dict[str, Any]: ...
 
     def events(self, asked: Asked, answers: Sequence[AgentAnswer], texts: Texts) -> Iterator[Event]:
         """The answer as a stream."""
 
-    def error(self, refused: Refused) -> dict[str, Any]: ...
+    def error(self, refused: RefusedRequest) -> dict[str, Any]: ...
 
 
 class Fields:
@@ -81,7 +81,7 @@ class Fields:
     def flag(self, name: str) -> bool:
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise Refused(f"{shown(value)}; it must be true or false", field=name)
+            raise RefusedRequest(f"{shown(value)}; it must be true or false", field=name)
         return bool(value)
 
     def positive(self, name: str, most: int | None = None) -> int | None:
@@ -89,9 +89,9 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Refused(f"{shown(value)}; it must be a whole number from 1 on", field=name)
+            raise RefusedRequest(f"{shown(value)}; it must be a whole number from 1 on", field=name)
         if most is not None and value > most:
-            raise Refused(f"{value}; the most is {most}", field=name)
+            raise RefusedRequest(f"{value}; the most is {most}", field=name)
         return value
 
     def items(self, name: str) -> list[Any]:
@@ -103,43 +103,48 @@ class Fields:
         found = [value] if isinstance(value, str) else [] if value is None else as_list(value, name)
         stops = tuple(as_text(one, f"{name}[{place}]") for place, one in enumerate(found))
         if len(stops) > 16 or not all(stops):
-            raise Refused("at most 16 texts, none of them empty", field=name)
+            raise RefusedRequest("at most 16 texts, none of them empty", field=name)
         return stops
 
     def ignored(self, sampling: Sampling) -> tuple[str, ...]:
-        """Fields that nothing read and whose values are not those of the run."""
-        own = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-        left = self.body.keys() - self.read - WITHOUT_EFFECT
+        """Fields that would change an answer, that nothing read, and whose values are not those of the run."""
+        own: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "parallel_tool_calls": True,
+        }
+        left = {name: value for name, value in self.body.items() if name not in self.read | WITHOUT_EFFECT}
         return tuple(
-            sorted(name for name in left if not is_empty(self.body[name]) and self.body[name] != own.get(name))
+            sorted(
+                name
+                for name, value in left.items()
+                if value is not None and (value != own[name] if name in own else value not in (False, 0, [], {}, ""))
+            )
         )
-
-
-def is_empty(value: Any) -> bool:
-    return value is None or value is False or value in (0, [], {}, "")
 
 
 def as_text(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        raise Refused(f"{shown(value)}; it must be a text", field=field)
+        raise RefusedRequest(f"{shown(value)}; it must be a text", field=field)
     return value
 
 
 def as_list(value: Any, field: str) -> list[Any]:
     if not isinstance(value, list):
-        raise Refused(f"{shown(value)}; it must be a list", field=field)
+        raise RefusedRequest(f"{shown(value)}; it must be a list", field=field)
     return value
 
 
 def as_mapping(value: Any, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Refused(f"{shown(value)}; it must be an object", field=field)
+        raise RefusedRequest(f"{shown(value)}; it must be an object", field=field)
     return value
 
 
 def one_of(value: Any, allowed: Collection[str], field: str) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise Refused(f"{shown(value)}; it must be one of {', '.join(sorted(allowed))}", field=field)
+        raise RefusedRequest(f"{shown(value)}; it must be one of {', '.join(sorted(allowed))}", field=field)
     return value
 
 
@@ -159,7 +164,7 @@ def content_text(content: Any, field: str, kinds: Collection[str]) -> str:
         where = f"{field}[{place}]"
         kind = as_mapping(part, where).get("type")
         if kind not in kinds:
-            raise Refused(f"a part of type {shown(kind)}; {IMAGES}", field=where, code="unsupported_content")
+            raise RefusedRequest(f"a part of type {shown(kind)}; {IMAGES}", field=where, code="unsupported_content")
         texts.append(as_text(part.get("refusal" if kind == "refusal" else "text"), f"{where}.text"))
     return "".join(texts)
 
@@ -204,13 +209,13 @@ def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
         name = names.get(message.get("tool_call_id"))
         found.append({**message, "name": name} if message["role"] == "tool" and name else message)
     if not found:
-        raise Refused("there is no message", field="messages")
+        raise RefusedRequest("there is no message", field="messages")
     return tuple(found)
 
 
 def refuse_constrained(value: Any, allowed: Collection[Any], field: str, way_out: str) -> None:
     if value not in allowed:
-        raise Refused(f"{shown(value)}; {CONSTRAINED}. {way_out}", field=field, code="unsupported_parameter")
+        raise RefusedRequest(f"{shown(value)}; {CONSTRAINED}. {way_out}", field=field, code="unsupported_parameter")
 
 
 @dataclass(frozen=True)

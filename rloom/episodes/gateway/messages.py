@@ -11,7 +11,7 @@ from rloom.episodes.gateway.fields import (
     Event,
     Fields,
     Parts,
-    Refused,
+    RefusedRequest,
     as_list,
     as_mapping,
     as_text,
@@ -92,7 +92,7 @@ class MessagesDialect:
         yield event("message_delta", delta=ending(answers[0]), usage=whole["usage"])
         yield event("message_stop")
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: RefusedRequest) -> dict[str, Any]:
         kind = ERRORS.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(refused), "code": refused.code}}
 
@@ -145,7 +145,7 @@ def read_answer(content: Sequence[Any], field: str) -> Message:
                 called(block.get("name"), as_mapping(block.get("input"), f"{where}.input"), block.get("id"), where)
             )
         elif kind != "redacted_thinking":
-            raise Refused(f"a block of type {shown(kind)}; {IMAGES}", field=where, code="unsupported_content")
+            raise RefusedRequest(f"a block of type {shown(kind)}; {IMAGES}", field=where, code="unsupported_content")
     answer: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if reasoning:
         answer["reasoning_content"] = reasoning
@@ -155,7 +155,9 @@ def read_answer(content: Sequence[Any], field: str) -> Message:
 def read_tool(found: Any, field: str) -> Mapping[str, Any]:
     tool = as_mapping(found, field)
     if tool.get("type") not in (None, "custom"):
-        raise Refused(f"a tool of type {shown(tool['type'])}; use type custom, and run it in the agent", field=field)
+        raise RefusedRequest(
+            f"a tool of type {shown(tool['type'])}; use type custom, and run it in the agent", field=field
+        )
     return function_schema(tool, "input_schema", field)
 
 

@@ -12,7 +12,7 @@ from rloom.episodes.gateway.fields import (
     Event,
     Fields,
     Parts,
-    Refused,
+    RefusedRequest,
     as_list,
     as_mapping,
     as_text,
@@ -50,7 +50,7 @@ class ResponsesDialect:
         refuse_constrained(kind, ("text",), "text.format.type", "Use text, and ask for JSON in a message")
         for name in ("background", "conversation", "prompt"):
             if fields.get(name):
-                raise Refused("not supported; send the whole input, or previous_response_id", field=name)
+                raise RefusedRequest("not supported; send the whole input, or previous_response_id", field=name)
         return Asked(
             model=fields.text("model", "rloom"),
             messages=with_names([*system, *past, *new]),
@@ -70,7 +70,7 @@ class ResponsesDialect:
         if not name:
             return []
         if name not in session.nodes:
-            raise Refused("this session has no such response", status=404, field="previous_response_id")
+            raise RefusedRequest("this session has no such response", status=404, field="previous_response_id")
         heard = session.run.writer.heard(session.nodes[name])
         return heard[1:] if name in session.instructed else heard
 
@@ -122,7 +122,7 @@ class ResponsesDialect:
         for number, (name, data) in enumerate(found):
             yield name, {"type": name, "sequence_number": number, **data}
 
-    def error(self, refused: Refused) -> dict[str, Any]:
+    def error(self, refused: RefusedRequest) -> dict[str, Any]:
         return ChatDialect().error(refused)
 
 
@@ -141,7 +141,7 @@ def read_items(found: Sequence[Any]) -> list[Message]:
             messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
             continue
         if kind not in ("message", *ANSWERED):
-            raise Refused(f"an item of type {shown(kind)}; {IMAGES}", field=field, code="unsupported_content")
+            raise RefusedRequest(f"an item of type {shown(kind)}; {IMAGES}", field=field, code="unsupported_content")
         role = "assistant" if kind in ANSWERED else one_of(item.get("role"), ROLES, f"{field}.role")
         if role != "assistant":
             answer = None
@@ -176,7 +176,7 @@ def read_tool(found: Any, field: str) -> Mapping[str, Any]:
     tool = as_mapping(found, field)
     if tool.get("type") != "function":
         kind = shown(tool.get("type"))
-        raise Refused(f"a tool of type {kind}; use type function, and run it in the agent", field=field)
+        raise RefusedRequest(f"a tool of type {kind}; use type function, and run it in the agent", field=field)
     return function_schema(tool, "parameters", field)
 
 

@@ -28,12 +28,12 @@ from typing import Any
 import uvicorn
 
 from rloom.episodes.gateway.chat import ChatDialect
-from rloom.episodes.gateway.fields import Asked, Body, Dialect, Event, Refused, as_text, shown
+from rloom.episodes.gateway.fields import Asked, Body, Dialect, Event, RefusedRequest, as_text, shown
 from rloom.episodes.gateway.messages import MessagesDialect
 from rloom.episodes.gateway.responses import ResponsesDialect
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached
-from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, Sessions
+from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, EpisodeEnded, Sessions
 from rloom.errors import ConfigError, DataError
 
 HOST = "127.0.0.1"
@@ -93,7 +93,7 @@ class HttpRequest:
 
     async def body(self) -> Body:
         """The JSON object that was sent."""
-        too_large = Refused(f"the body is larger than {MOST_BYTES} bytes", status=413, code="request_too_large")
+        too_large = RefusedRequest(f"the body is larger than {MOST_BYTES} bytes", status=413, code="request_too_large")
         stated = self.headers.get("content-length", "0")
         if not stated.isdecimal() or int(stated[:20]) > MOST_BYTES:
             raise too_large
@@ -110,7 +110,7 @@ class HttpRequest:
                     if not message["more_body"]:
                         return parse_body(bytes(whole))
         except TimeoutError:
-            raise Refused(f"the body did not arrive within {BODY_S:g} s", status=408, code="timeout") from None
+            raise RefusedRequest(f"the body did not arrive within {BODY_S:g} s", status=408, code="timeout") from None
 
     async def disconnected(self) -> None:
         while (await self.receive())["type"] != "http.disconnect":
@@ -121,20 +121,22 @@ def parse_body(whole: bytes) -> Body:
     try:
         found = json.loads(whole)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        raise RefusedRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(found, dict):
-        raise Refused(f"the body is {shown(found)}; it must be a JSON object", code="invalid_json")
+        raise RefusedRequest(f"the body is {shown(found)}; it must be a JSON object", code="invalid_json")
     level: list[Any] = [found]
     for _ in range(MOST_DEPTH):
         level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
         level = [inner for inner in level if isinstance(inner, dict | list)]
     if level:
-        raise Refused(f"the body has more than {MOST_DEPTH} levels", code="invalid_json")
+        raise RefusedRequest(f"the body has more than {MOST_DEPTH} levels", code="invalid_json")
     if b"\\ud" in whole.lower():
         try:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise Refused("the body has a half of a surrogate pair, which is not text", code="invalid_json") from None
+            raise RefusedRequest(
+                "the body has a half of a surrogate pair, which is not text", code="invalid_json"
+            ) from None
     return found
 
 
@@ -148,7 +150,8 @@ class Gateway:
     async def start(self, sessions: Sessions, port: int) -> None:
         """`port`: 0 for a free one."""
         self._sessions = sessions
-        self._socket = socket.socket()
+        # asyncio sends without delay (TCP_NODELAY) where the protocol is named
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((HOST, port))
@@ -215,8 +218,8 @@ class Gateway:
             return found
         ending = self._sessions.ended.get(request.session_id or request.key or "")
         if ending is None:
-            raise Refused(NO_SESSION, status=401, code="no_session")
-        raise ended(ending)
+            raise RefusedRequest(NO_SESSION, status=401, code="no_session")
+        raise EpisodeEnded(ending)
 
     async def _answer(self, request: HttpRequest, session: AgentSession, send: Send) -> None:
         method, path = request.method, request.path
@@ -226,7 +229,9 @@ class Gateway:
             return await send_json(send, model(name) if name else models())
         if path not in (*DIALECTS, COUNT_TOKENS, SET_REWARD):
             known = ", ".join(f"/v1{name}" for name in (*DIALECTS, COUNT_TOKENS, MODELS))
-            raise Refused(f"no such path: {path[:80]!r}; there are {known}, {SET_REWARD}", status=404, code="not_found")
+            raise RefusedRequest(
+                f"no such path: {path[:80]!r}; there are {known}, {SET_REWARD}", status=404, code="not_found"
+            )
         expect(method, "POST")
         body = await request.body()
         if path == SET_REWARD:
@@ -252,7 +257,7 @@ class Gateway:
             self._said |= new
             log.warning(
                 f"the agent sets {', '.join(sorted(new))}, which has no effect: answers are sampled as the keys of "
-                "actor_rollout_ref.rollout say; episode/ignored_sampling counts such requests"
+                "actor_rollout_ref.rollout say; agent/ignored_sampling counts such requests"
             )
 
 
@@ -281,43 +286,43 @@ async def ask(asked: Asked, request: HttpRequest, session: AgentSession) -> list
     if answers:
         return answers
     assert isinstance(found[0], BaseException)
-    if isinstance(found[0], asyncio.CancelledError):  # with its session
-        raise ended(session.run.ending)
     raise found[0]
 
 
-def refusal(error: Exception) -> Refused:
+def refusal(error: Exception) -> RefusedRequest:
     """Why there is no answer, as the client reads it."""
-    if isinstance(error, Refused):
+    if isinstance(error, RefusedRequest):
         return error
     if isinstance(error, LimitReached):
         if error.ending is Ending.TOKENS:
             limit = "prompt is too long: the episode has no tokens left (data.max_response_length)"
-            return Refused(f"{limit}; shorten the history", code="context_length_exceeded")
-        return Refused(f"the episode may have no further answer: {error.ending.value}", code="turn_limit_exceeded")
+            return RefusedRequest(f"{limit}; shorten the history", code="context_length_exceeded")
+        return RefusedRequest(
+            f"the episode may have no further answer: {error.ending.value}", code="episode_limit_reached"
+        )
     if isinstance(error, DataError):
-        return Refused(str(error), field="messages")
+        return RefusedRequest(str(error), field="messages")
+    if isinstance(error, EpisodeEnded):
+        return RefusedRequest(str(error), status=410, code="episode_ended")
     log.warning(f"a request of an agent failed: {type(error).__name__}: {error}")
-    return Refused(f"rloom failed: {type(error).__name__}: {error}", status=500, code="internal_error")
-
-
-def ended(ending: Ending) -> Refused:
-    return Refused(f"the episode has ended ({ending.value})", status=410, code="episode_ended")
+    return RefusedRequest(f"rloom failed: {type(error).__name__}: {error}", status=500, code="internal_error")
 
 
 def set_reward(session: AgentSession, body: Body) -> dict[str, Any]:
     reward, answer = body.get("reward"), body.get("id")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise Refused(f"{shown(reward)}; it must be a finite number", field="reward")
+        raise RefusedRequest(f"{shown(reward)}; it must be a finite number", field="reward")
     if answer is not None and as_text(answer, "id") not in session.nodes:
-        raise Refused(f"{answer[:80]!r}; this session has no such answer", field="id", status=404, code="not_found")
+        raise RefusedRequest(
+            f"{answer[:80]!r}; this session has no such answer", field="id", status=404, code="not_found"
+        )
     session.set_reward(float(reward), answer)
     return {"reward": reward, "id": answer}
 
 
 def expect(method: str, expected: str) -> None:
     if method != expected:
-        raise Refused(f"{method}; this path takes {expected}", status=405, code="method_not_allowed")
+        raise RefusedRequest(f"{method}; this path takes {expected}", status=405, code="method_not_allowed")
 
 
 def model(name: str) -> dict[str, Any]:

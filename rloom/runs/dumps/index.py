@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rloom.runs.records import JsonLines, finite, is_whole
 
@@ -63,6 +64,8 @@ SCHEMA = pa.schema(
         ("ratio", NUMBERS),  # the token's probability in that update over that of the old policy
     ]
 )
+# a dump of answers of several turns has these columns too, and one row for each branch of an episode (see episodes.py)
+EPISODE_SCHEMA = SCHEMA.append(pa.field("branch", pa.int32())).append(pa.field("episode", pa.string()))
 
 
 def file_name(kind: str, step: int) -> str:
@@ -141,7 +144,13 @@ class Index:
         return sorted(step for found, step in self.entries if found == kind)
 
 
+def first_branches(table: pa.Table) -> pa.Table:
+    """One row for each answer."""
+    return table.filter(pc.equal(table["branch"], 0)) if "branch" in table.column_names else table
+
+
 def index_line(kind: str, step: int, table: pa.Table, size: int) -> str:
+    table = first_branches(table)
     group_N, first_N, inverse_N = np.unique(table["group"].to_numpy(), return_index=True, return_inverse=True)
     score_N = np.array([np.nan if score is None else score for score in table["score"].to_pylist()], dtype=np.float64)
     valid_N = np.isfinite(score_N)

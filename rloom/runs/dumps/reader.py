@@ -15,7 +15,19 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rloom.errors import DataError
-from rloom.runs.dumps.index import FOLDER, KINDS, SCHEMA, TOKEN_COLUMNS, TOKENIZER, Index, Kind, file_name
+from rloom.runs.dumps.episodes import read_episode
+from rloom.runs.dumps.index import (
+    EPISODE_SCHEMA,
+    FOLDER,
+    KINDS,
+    SCHEMA,
+    TOKEN_COLUMNS,
+    TOKENIZER,
+    Index,
+    Kind,
+    file_name,
+    first_branches,
+)
 from rloom.runs.records import finite, is_whole, open_regular, parse_row
 
 
@@ -94,6 +106,8 @@ class DumpedAnswer:
     version: int
     turns: list[tuple[int, int]]
     length: int
+    episode: dict[str, Any] | None  # as episodes.py has it, iff several turns
+    branch: int
 
 
 @dataclass(frozen=True)
@@ -182,7 +196,7 @@ class Dumps:
         return {name: _quantiles(table[name].to_numpy().astype(np.float64), count) for name in ("score", "length")}
 
     def answers(self, kind: Kind, step: int, group: int) -> list[DumpedAnswer]:
-        """Empty if the step has no such group."""
+        """Of all branches. Empty if the step has no such group."""
         return [self._answer(row) for row in self._rows(kind, step, SCHEMA.names, group)]
 
     def history(self, kind: Kind, index: int) -> list[PromptAtStep]:
@@ -238,6 +252,8 @@ class Dumps:
             version=row["version"],
             turns=turns,
             length=row["length"],
+            episode=row.get("episode"),
+            branch=row.get("branch", 0),
         )
 
 
@@ -249,9 +265,13 @@ def read_table(source: Any, columns: Sequence[str], group: int | None) -> pa.Tab
             raise DataError(f"it has more than {LARGEST_DUMP:,} bytes")
         if file.metadata.num_rows > MOST_ROWS:
             raise DataError(f"it has {file.metadata.num_rows:,} rows; a step has at most {MOST_ROWS:,}")
-        if not file.schema_arrow.equals(SCHEMA):
+        has_episodes = file.schema_arrow.equals(EPISODE_SCHEMA)
+        if not has_episodes and not file.schema_arrow.equals(SCHEMA):
             raise DataError("it has other columns")
-        return file.read(list(columns)) if group is None else rows_of_group(file, group)
+        if group is not None:
+            return rows_of_group(file, group)
+        table = file.read([*columns, "branch"] if has_episodes else [*columns])
+        return first_branches(table).select(columns)
 
 
 def check_row(number: int, row: dict[str, Any]) -> None:
@@ -269,6 +289,8 @@ def check_row(number: int, row: dict[str, Any]) -> None:
         if parts is None or any(finite(value) is None for value in parts.values()):
             raise DataError(f"row {number} has no valid parts")
         row["parts"] = parts
+        if row.get("episode") is not None:
+            row["episode"] = read_episode(row["episode"], count)
 
 
 def _is_number_or_none(value: float | None) -> bool:
@@ -280,9 +302,9 @@ def _has_no_none(values: Sequence[Any] | None) -> bool:
 
 
 CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("group", "index", "length"), is_whole),
+    **dict.fromkeys(("group", "index", "length", "branch"), is_whole),
     **dict.fromkeys(("data_source", "prompt", "output", "finished", "version"), lambda value: value is not None),
-    **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail"), lambda value: True),
+    **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail", "episode"), lambda value: True),
     **dict.fromkeys(("score", "accuracy"), _is_number_or_none),
     **dict.fromkeys(("turns", "tokens"), _has_no_none),
     **dict.fromkeys(TOKEN_COLUMNS, lambda values: values is None or None not in values),

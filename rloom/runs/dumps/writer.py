@@ -13,7 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from rloom.runs.dumps.index import INDEX, SCHEMA, TOKENIZER, Index, Kind, file_name, index_line, places_to_remove
+from rloom.runs.dumps.episodes import episode_text, prompt_tokens
+from rloom.runs.dumps.index import (
+    EPISODE_SCHEMA,
+    INDEX,
+    SCHEMA,
+    TOKENIZER,
+    Index,
+    Kind,
+    file_name,
+    index_line,
+    places_to_remove,
+)
 from rloom.runs.records import to_json_value
 
 if TYPE_CHECKING:  # they import torch, which readers of a dump do not need
@@ -43,7 +54,7 @@ def training_table(trajectories: "Sequence[Trajectory]", batch: "TrainBatch", re
 
 def _table(trajectories: "Sequence[Trajectory]", batch: "Batch", values_T: "dict[str, Tensor]") -> pa.Table:
     length_N = batch.length_N.numpy()
-    prompt_N = np.array([len(t.prompt.tokens) for t in trajectories], dtype=np.int64)
+    prompt_N = np.array([prompt_tokens(t) for t in trajectories], dtype=np.int64)
     start_N = np.cumsum(length_N) - length_N
     # the tokens after the prompt of each sample
     kept_T = np.arange(len(batch.tokens_T)) >= np.repeat(start_N + prompt_N, length_N)
@@ -54,9 +65,13 @@ def _table(trajectories: "Sequence[Trajectory]", batch: "Batch", values_T: "dict
         **{name: _lists(offsets, _half(value_T.numpy()[kept_T])) for name, value_T in values_T.items()},
     }
     rows = len(trajectories)
+    schema = EPISODE_SCHEMA if any(t.episode is not None for t in trajectories) else SCHEMA
+    if schema is EPISODE_SCHEMA:
+        columns["branch"] = pa.array([t.branch for t in trajectories], pa.int32())
+        columns["episode"] = _array([episode_text(t) for t in trajectories], pa.string())
     return pa.table(
-        [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in SCHEMA],
-        schema=SCHEMA,
+        [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema],
+        schema=schema,
     )
 
 
@@ -77,7 +92,7 @@ def _answer_columns(trajectories: "Sequence[Trajectory]") -> dict[str, pa.Array]
         "finished": [t.finished for t in trajectories],
         "version": [min((turn.version for turn in t.turns), default=0) for t in trajectories],
         "length": [sum(turn.stop - turn.start for turn in t.turns) for t in trajectories],
-        "turns": [[end - len(t.prompt.tokens) for x in t.turns for end in (x.start, x.stop)] for t in trajectories],
+        "turns": [[end - prompt_tokens(t) for x in t.turns for end in (x.start, x.stop)] for t in trajectories],
     }
     return {name: _array(values, SCHEMA.field(name).type) for name, values in found.items()}
 

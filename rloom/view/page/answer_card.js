@@ -1,6 +1,7 @@
 // One answer: score and its parts, how it ended, its text or tokens, the judge's words.
 
 import { el, replace } from "./dom.js";
+import { endingText, Episode, turnsOf } from "./episode.js";
 import { number, score } from "./format.js";
 import { scoreMark } from "./score.js";
 import { t } from "./texts.js";
@@ -23,18 +24,20 @@ export class AnswerCard {
     this.inspector = inspector;
     this.colour = "";
     this.scale = 1;
-    this.text = el("div", { class: "text answer-text", tabindex: "0", role: "group", "aria-label": title }, marked(answer.text));
+    this.episode = answer.episode ? new Episode(answer, inspector, title) : null; // iff several turns
+    this.text = this.episode?.node ?? el("div", { class: "text answer-text", tabindex: "0", role: "group", "aria-label": title }, marked(answer.text));
     this.node = el("article", { class: "card answer", "data-answer": answer.number },
       el("header", {}, el("h3", {}, title), scoreMark(answer.score, { title: t("answer.score") }), judged ? verdict(answer) : null, el("span", { class: "spacer" }),
         el("span", { class: "muted nowrap" }, t("answer.tokens", { n: answer.length }))),
       badges(answer, showsVersion), parts(answer, judged), this.text, words(answer));
-    if (answer.pieces) {
+    if (answer.pieces && !this.episode) {
       this.node.card = this;
       nearby.observe(this.node);
     }
   }
 
   close() {
+    this.episode?.close();
     nearby.unobserve(this.node);
   }
 
@@ -74,6 +77,7 @@ export class AnswerCard {
   }
 
   setColour(name, scale) {
+    this.episode?.setColour(name, scale);
     this.colour = name;
     this.scale = scale;
     this.text.classList.toggle("coloured", name !== "");
@@ -94,10 +98,22 @@ export function versionText(version) {
 function badges(answer, showsVersion) {
   const given = answer.prediction !== null && answer.prediction !== undefined;
   return el("div", { class: "badges" },
-    el("span", { class: answer.finished ? "tag" : "tag warn" }, answer.finished ? t("answer.finished") : t("answer.cut_off")),
+    answer.episode ? episodeBadges(answer) : el("span", { class: answer.finished ? "tag" : "tag warn" }, answer.finished ? t("answer.finished") : t("answer.cut_off")),
     showsVersion ? el("span", { class: "tag" }, t("answers.weights"), " ", versionText(answer.version)) : null,
-    answer.turns?.length > 1 ? el("span", { class: "tag" }, t("answer.turns", { n: answer.turns.length })) : null,
+    answer.turns?.length > 1 && !answer.episode ? el("span", { class: "tag" }, t("answer.turns", { n: answer.turns.length })) : null,
     given ? el("span", { class: "tag prediction" }, t("answer.prediction"), " ", el("code", {}, String(answer.prediction))) : null);
+}
+
+function episodeBadges(answer) {
+  const { ending, reward, failure } = answer.episode;
+  const turns = turnsOf(answer);
+  const calls = turns.flatMap((turn) => turn.calls).length;
+  return [el("span", { class: ending === "done" ? "tag ending" : "tag ending warn" }, endingText(ending)),
+    el("span", { class: "tag" }, t("answer.turns", { n: turns.length })),
+    calls ? el("span", { class: "tag" }, t("episode.calls", { n: calls })) : null,
+    answer.branches.length ? el("span", { class: "tag" }, t("episode.count_branches", { n: answer.branches.length + 1 })) : null,
+    reward === null ? null : el("span", { class: "tag" }, t("episode.reward", { value: number(reward) })),
+    failure && !answer.reason ? el("span", { class: "tag warn" }, failure) : null];
 }
 
 // Without the part that the verdict says in words.

@@ -29,8 +29,8 @@ export async function answers(app, { path }) {
   return {
     node: view.node,
     close: () => view.close(),
-    keys: { j: next, k: previous, ArrowRight: next, ArrowLeft: previous, c: () => view.nextColour(), h: () => view.steps > 1 && (location.hash = view.historyHash()), Escape: () => (location.hash = view.listHash()) },
-    rows: [["j k", t("keys.prompts")], ["c", t("keys.colour")], ["h", t("keys.history")], ["Esc", t("keys.back")]],
+    keys: { t: () => view.moveTurn(1), T: () => view.moveTurn(-1), j: next, k: previous, ArrowRight: next, ArrowLeft: previous, c: () => view.nextColour(), h: () => view.steps > 1 && (location.hash = view.historyHash()), Escape: () => (location.hash = view.listHash()) },
+    rows: [["j k", t("keys.prompts")], ...(view.hasEpisodes ? [["t T", t("keys.turns")]] : []), ["c", t("keys.colour")], ["h", t("keys.history")], ["Esc", t("keys.back")]],
   };
 }
 
@@ -40,7 +40,7 @@ class Answers {
     const versions = new Set(given.map((answer) => answer.version));
     this.version = versions.size === 1 ? [...versions][0] : null; // null: answers of different weights
     this.given = given.map((answer, i) => ({ ...answer, number: i + 1 }));
-    this.quantities = available(given);
+    this.quantities = available(given.flatMap((answer) => [answer, ...(answer.branches ?? [])]));
     this.inspector = new TokenInspector();
     const wanted = remembered("tokens", "advantage");
     this.colour = wanted !== "" && this.quantities.length && !this.quantities.includes(wanted) ? this.quantities[0] : wanted;
@@ -49,7 +49,8 @@ class Answers {
     this.scale = el("div", { class: "scale-box" });
     this.choices = el("div", { class: "segments", role: "group", "aria-label": t("answers.colour") });
     this.cards = this.given.map((answer) => new AnswerCard(answer, this.inspector, { isAccuracy: measure === "accuracy", showsVersion: this.version === null }));
-    this.grid = el("div", { class: "answers", "data-count": String(given.length) });
+    this.hasEpisodes = given.some((answer) => answer.episode);
+    this.grid = el("div", { class: this.hasEpisodes ? "answers episodes" : "answers", "data-count": String(given.length) });
     this.node = el("section", { class: "page" }, this.head(), promptBox(prompt), this.toolbar(), this.grid, this.inspector.node);
     this.drawChoices();
     this.drawCards();
@@ -112,6 +113,12 @@ class Answers {
   nextColour() {
     const names = ["", ...this.quantities];
     this.setColour(names[(names.indexOf(this.colour) + 1) % names.length]);
+  }
+
+  // In the answer that has the focus, else in the first.
+  moveTurn(by) {
+    const card = this.cards.find((one) => one.node.contains(document.activeElement)) ?? this.cards[0];
+    card?.episode?.moveTurn(by);
   }
 
   drawCards() {

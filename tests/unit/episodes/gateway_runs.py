@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
@@ -120,8 +120,9 @@ def serving(
     driver, gateway = OneSession(prompt_tokens), Gateway()
     prompt = Prompt(0, ({"role": "user", "content": "guess"},), "", (), "game")
     row = EpisodeRow(0, 0, prompt, lambda turn: turn)
-    with closing(EpisodeRunner(driver, texts, limits or Limits(20_000))) as runner:
+    with closing(EpisodeRunner(driver, texts, limits or Limits(20_000))) as runner, ExitStack() as stack:
         runner.loop.run(gateway.start(driver.sessions, 0))
+        stack.callback(lambda: runner.loop.run(gateway.stop()))
         with runner.started([row], sampling or Sampling(20_000), shares=1) as turns:
             run = GatewayRun(gateway, driver, runner, driver.opened.result(20))
             run.released.set()
@@ -133,4 +134,3 @@ def serving(
                 run.released.set()
                 run.end()
                 engine.join()
-        runner.loop.run(gateway.stop())

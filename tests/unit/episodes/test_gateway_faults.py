@@ -1,0 +1,289 @@
+"""The gateway and requests that are wrong, huge, slow or cut off: a 4xx in the API's form, and the server goes on."""
+
+import json
+import socket
+import time
+from copy import deepcopy
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rloom.episodes.gateway import server
+from tests.unit.episodes.gateway_runs import serving
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+BODIES = {
+    "chat/completions": {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "q"}]},
+            {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call00000", "content": "2"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "add", "description": "d", "parameters": SCHEMA}}],
+        "max_tokens": 5,
+        "n": 1,
+        "stop": ["x"],
+        "stream": False,
+        "stream_options": {"include_usage": True},
+        "logprobs": True,
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "temperature": 1.0,
+    },
+    "responses": {
+        "model": "m",
+        "instructions": "s",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "q"}]},
+            {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "call00000", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "call00000", "output": "2"},
+        ],
+        "tools": [{"type": "function", "name": "add", "description": "d", "parameters": SCHEMA}],
+        "max_output_tokens": 5,
+        "text": {"format": {"type": "text"}},
+        "include": ["message.output_text.logprobs"],
+        "stream": True,
+    },
+    "messages": {
+        "model": "m",
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "q"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "r", "signature": ""},
+                    {"type": "text", "text": "t"},
+                    {"type": "tool_use", "id": "call00000", "name": "add", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "call00000", "content": "2"},
+                    {"type": "text", "text": "u"},
+                ],
+            },
+        ],
+        "tools": [{"name": "add", "description": "d", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "auto"},
+        "max_tokens": 5,
+        "stop_sequences": ["x"],
+    },
+    "messages/count_tokens": {"messages": [{"role": "user", "content": "q"}], "system": "s"},
+}
+OTHERS = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    10**30,
+    1.5,
+    "",
+    "x",
+    "auto",
+    [],
+    [1],
+    [None],
+    {},
+    {"type": "text"},
+    [[]],
+    "\u2028\0",
+]
+
+
+def places(value, path=()):
+    """The paths of everything in a body."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in inner:
+        yield from places(one, (*path, name))
+
+
+def changed(body, path, value):
+    body = deepcopy(body)
+    inner = body
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    return body
+
+
+@pytest.fixture(scope="module")
+def run():
+    with serving(lambda prompt: "ok") as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def http():
+    with httpx.Client(timeout=20) as http:
+        yield http
+
+
+def check_answer(answer, path):
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        error = answer.json()["error"]
+        assert error["message"] and error["code"] and error["type"]
+        assert answer.json().get("type") == ("error" if path.startswith("messages") else None)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_wrong_type_in_any_field_is_refused_or_has_no_effect(run, http, path):
+    assert http.post(f"{run.url}/v1/{path}", json=BODIES[path]).status_code == 200
+    refused = 0
+    for place in places(BODIES[path]):
+        for value in OTHERS if place else ():
+            body = changed(BODIES[path], place, value)
+            answer = http.post(f"{run.url}/v1/{path}", json=body)
+            check_answer(answer, path)
+            refused += answer.status_code != 200
+    assert refused > (10 if path.endswith("count_tokens") else 100)
+    assert http.post(f"{run.url}/v1/{path}", json=BODIES[path]).status_code == 200
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_json_in_any_place_gets_an_answer(run, http, data):
+    path = data.draw(st.sampled_from(sorted(BODIES)))
+    place = data.draw(st.sampled_from([place for place in places(BODIES[path]) if place]))
+    body = changed(BODIES[path], place, data.draw(JSON))
+    check_answer(http.post(f"{run.url}/v1/{path}", content=json.dumps(body)), path)
+
+
+WRONG = {
+    "nothing": b"",
+    "no JSON": b"{",
+    "a list": b"[]",
+    "a text": b'"x"',
+    "bytes": b"\xff\xfe\x00",
+    "many digits": b'{"messages": ' + b"9" * 100_000 + b"}",
+    "half of a pair": b'{"messages": [{"role": "user", "content": "\\uD800"}]}',
+    "deep": b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "less deep": b'{"messages": [{"role": "user", "content": "q"}], "tools": ' + b"[" * 90 + b"]" * 90 + b"}",
+    "deep objects": b'{"a":' * 500 + b"1" + b"}" * 500,
+}
+
+
+@pytest.mark.parametrize("path", [*BODIES, "rl/set_reward"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_body_that_is_no_json_object_is_refused(run, http, path, name):
+    answer = http.post(f"{run.url}/v1/{path}", content=WRONG[name])
+    assert answer.status_code == 400
+    check_answer(answer, path)
+
+
+def test_a_huge_body_is_refused_before_it_is_read(run, http):
+    body = b'{"messages": "' + b"x" * 100_000_000 + b'"}'
+    for content in (body, (body[place : place + 2**20] for place in range(0, len(body), 2**20))):
+        try:
+            answer = http.post(f"{run.url}/v1/chat/completions", content=content)
+        except httpx.NetworkError:  # closed while it was sent
+            continue
+        assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+    assert http.get(f"{run.url}/v1/models").status_code == 200
+
+
+def test_unknown_paths_and_methods_are_named(run, http):
+    for method, path, status in [
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/chat", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("PUT", "/rl/set_reward", 405),
+        ("GET", "/%2e%2e/%00%ff", 404),
+    ]:
+        answer = http.request(method, run.url + path)
+        assert answer.status_code == status, (path, answer.text)
+        assert answer.json()["error"]["code"] in ("not_found", "method_not_allowed")
+    assert http.get(f"{run.gateway.url}/sessions/").status_code == 401
+
+
+def connect(run):
+    connection = socket.create_connection(("127.0.0.1", int(run.gateway.url.rsplit(":")[-1])), timeout=20)
+    return connection
+
+
+RAW = {
+    "no HTTP": (b"hello\r\n\r\n", b"400"),
+    "a negative length": (b"POST /v1/models HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n", b"400"),
+    "two lengths": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", b"400"),
+    "no host": (b"GET /v1/models HTTP/1.1\r\n\r\n", b"400"),
+    "long headers": (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 200_000 + b"\r\n\r\n", b"400"),
+    "a wrong chunk": (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"40"),
+    "an upgrade": (b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", b"401"),
+    "an old version": (b"GET /v1/models HTTP/1.0\r\n\r\n", b"401"),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_what_is_not_http_is_refused(run, http, name):
+    sent, status = RAW[name]
+    with connect(run) as connection:
+        connection.sendall(sent)
+        assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
+    assert http.get(f"{run.url}/v1/models").status_code == 200
+
+
+def test_half_sent_requests_end_at_their_time_limit_and_keep_nobody_waiting(run, http, monkeypatch):
+    monkeypatch.setattr(server, "BODY_S", 0.5)
+    head = f"POST /sessions/{run.session.id}/v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n".encode()
+    half = [connect(run) for _ in range(50)]
+    for connection in half[:25]:
+        connection.sendall(b"POST /v1/chat/completions HT")
+    for connection in half[25:]:
+        connection.sendall(head + b'{"input"')
+    assert http.post(f"{run.url}/v1/chat/completions", json=BODIES["chat/completions"]).status_code == 200
+    assert half[30].recv(200).startswith(b"HTTP/1.1 408")
+    for connection in half:
+        connection.close()
+    assert http.get(f"{run.url}/v1/models").status_code == 200
+
+
+def test_a_client_that_sends_byte_by_byte_is_answered(run):
+    body = b'{"input": "q"}'
+    head = f"POST /sessions/{run.session.id}/v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with connect(run) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in head.encode() + body:
+            connection.send(bytes([byte]))
+            time.sleep(0.001)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_answers_are_sent_without_delay(run, http):
+    """Without TCP_NODELAY an answer waits 40 ms for the client's acknowledgement of its headers."""
+    http.get(f"{run.url}/v1/models")
+    sockets = [one.transport.get_extra_info("socket") for one in run.gateway._server.server_state.connections]
+    assert sockets and all(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets)
+
+
+def test_a_stop_ends_open_connections_at_once():
+    with serving(lambda prompt: "ok") as run:
+        waiting = [connect(run) for _ in range(3)]
+        waiting[0].sendall(b"POST /v1/chat/completions HT")
+        head = f"POST /sessions/{run.session.id}/v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n"
+        waiting[1].sendall(head.encode())
+        body = json.dumps({"input": "q"}).encode()
+        waiting[2].sendall(head.replace("50", str(len(body))).encode() + body)
+        assert waiting[2].recv(100).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+    assert time.monotonic() - began < 5
+    for connection in waiting:
+        connection.close()
