@@ -398,11 +398,15 @@ class MultiTurnSection(Section):
     tool_response_truncate_side: Literal["left", "middle", "right"] = key(
         "middle", "Which side of a long result is kept: left, right, or both without the middle."
     )
-    tool_timeout_s: float = key(60.0, "Time limit of one call of a tool or one step of the environment.", gt=0)
+    tool_timeout_s: float = key(
+        60.0,
+        "Time limit of one call of a tool or one step of the environment; of an agent between two of its requests.",
+        gt=0,
+    )
     tool_error: Literal["text", "fail"] = key(
         "text", "A tool that raises an error or exceeds its limit: the policy reads the error, or the episode fails."
     )
-    episode_timeout_s: float | None = key(None, "Time limit of an episode. null: none.", gt=0)
+    episode_timeout_s: float | None = key(None, "Time limit of an episode. null: none; 3600 for an agent.", gt=0)
     at_limit: Literal["score", "mask", "fail"] = key(
         "score",
         "An episode that ends at a limit of turns, tokens or time. score: it is scored like others; mask: it is scored "
@@ -415,7 +419,8 @@ class AgentSection(Section):
     path: str | None = key(
         None,
         "Your agent as file.py:name or module:name: `async def agent(base_url, row, **kwargs)`, which asks the policy "
-        "at base_url with any client of OpenAI's or Anthropic's API, and returns a reward or {'reward': ...}.",
+        "at base_url with any client of OpenAI's or Anthropic's API, and returns a reward or {'reward': ...}; a class "
+        "with `run(self, data, **extra)`; a class of verl's AgentLoopBase or of OpenRLHF's AgentExecutorBase.",
         needs_consent=bool,
     )
     command: str | None = key(
@@ -424,12 +429,17 @@ class AgentSection(Section):
         "JSON on its standard input; it prints the reward as its last line, or sends it to /rl/set_reward.",
         needs_consent=bool,
     )
-    kwargs: dict[str, Any] = key({}, "Further arguments of the agent.")
+    kwargs: dict[str, Any] = key({}, "Further arguments of the agent, or of its class.")
     default_agent_loop: str | None = key(
-        None, "The agent loop of rows without a column `agent_name`. null: single_turn_agent, or tool_agent with tools."
+        None,
+        "The agent loop of rows without a column `agent_name`: a name in `agent_loop_config_path`, or file.py:name of "
+        "a class. null: single_turn_agent, or tool_agent with tools.",
+        needs_consent=names_code,
     )
     agent_loop_config_path: str | None = key(
-        None, "A YAML file that lists classes of AgentLoopBase.", needs_consent=bool
+        None,
+        "A YAML file that lists classes of AgentLoopBase: `name`, `_target_`, further arguments.",
+        needs_consent=bool,
     )
     port: int = key(0, "Port of the policy's address on this machine. 0: a free one.", ge=0, le=65535)
 

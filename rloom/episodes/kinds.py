@@ -51,6 +51,8 @@ class EpisodeKind:
     # without another reward in the configuration, the score is the reward that its episodes have; False: the rules' one
     rewards: bool = True
 
+    or_rules: bool = False  # an episode that has no reward is scored by the rules
+
     def is_set(self, config: Any) -> bool:
         return bool(self.set_keys(config))
 
@@ -83,6 +85,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         keys=(f"{AGENT}.path", f"{AGENT}.command"),
         reads=(f"{AGENT}.kwargs", f"{AGENT}.port", f"{MULTI_TURN}.tool_timeout_s"),
         check="rloom.launch.early_checks:check_agent",
+        or_rules=True,
     ),
     "agent_loop": EpisodeKind(
         title="agent loops",
@@ -91,7 +94,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         not_by=(ONE_TURN, WITH_TOOLS),  # alone, they say nothing that the other keys do not
         reads=TOOL_KEYS,
         includes=("tools",),
-        rewards=False,
+        or_rules=True,
     ),
 }
 

@@ -1,6 +1,6 @@
 """The environments of a run, from its configuration."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 from transformers import PreTrainedTokenizerBase
@@ -12,27 +12,43 @@ from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
+from rloom.launch.rewards import rules
 from rloom.plugins import referenced
-from rloom.rewards.base import ScoringUnit
+from rloom.rewards.base import Reward, ScoringUnit
 from rloom.types import Sample, SampleGroup, Score
 
 
 class EnvironmentReward:
-    """The reward that the environment gave, as a part of the mix."""
+    """The reward that the environment or the agent gave, as a part of the mix."""
 
     unit = ScoringUnit.ANSWER
 
+    def __init__(self, otherwise: Reward | None = None) -> None:
+        """`otherwise`: scores the episodes that have none."""
+        self.otherwise = otherwise
+
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
-        return [[score_of(sample) for sample in group] for group in groups]
+        scores = [[score_of(sample) for sample in group] for group in groups]
+        if self.otherwise is None:
+            return scores
+        for group, found in zip(groups, scores, strict=True):
+            without = [place for place, sample in enumerate(group) if sample.episode and sample.episode.reward is None]
+            if without:
+                [further] = await self.otherwise.score([tuple(group[place] for place in without)])
+                for place, score in zip(without, further, strict=True):
+                    found[place] = score
+        return scores
 
     def check(self) -> None:
-        return
+        if self.otherwise is not None:
+            self.otherwise.check()
 
-    def metrics(self) -> dict[str, float]:
-        return {}
+    def metrics(self) -> Mapping[str, float]:
+        return {} if self.otherwise is None else self.otherwise.metrics()
 
     def close(self) -> None:
-        return
+        if self.otherwise is not None:
+            self.otherwise.close()
 
 
 def score_of(sample: Sample) -> Score:
@@ -44,7 +60,8 @@ def score_of(sample: Sample) -> Score:
 
 
 def environment_reward(config: Config) -> EnvironmentReward:
-    return EnvironmentReward()
+    kind = episode_kind(config)
+    return EnvironmentReward(rules(config) if kind is not None and kind.or_rules else None)
 
 
 def environment_driver(config: Config, texts: Texts, limits: Limits) -> EnvironmentDriver:

@@ -17,7 +17,7 @@ from rloom.episodes.record import Ending
 from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
 from rloom.episodes.session import AgentSession, Sessions
 from rloom.episodes.template import Conversation
-from rloom.errors import DataError
+from rloom.errors import ConfigError
 from rloom.types import plain_text
 
 EPISODE_S = 3600.0  # of an agent's episode without a limit of its own: an agent may begin a new history for ever
@@ -226,7 +226,7 @@ class AgentLoopDriver:
             return await self.agents.run(run, name)
         if name not in self.own:
             known = [*self.own, *(self.agents.loops if self.agents is not None else ())]
-            raise DataError(
+            raise ConfigError(
                 f"agent_name={name!r} of row {run.row.prompt.index}: there is no such agent loop; there are "
                 f"{', '.join(known)}. List yours in actor_rollout_ref.rollout.agent.agent_loop_config_path"
             )

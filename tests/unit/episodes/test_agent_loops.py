@@ -8,7 +8,7 @@ import pytest
 
 from rloom.episodes.base import Limits
 from rloom.episodes.record import Ending, episode_trajectories
-from rloom.errors import DataError, RloomError
+from rloom.errors import ConfigError, RloomError
 from rloom.types import Prompt, Score
 from tests.unit.episodes.agent_runs import (
     NAME,
@@ -153,7 +153,7 @@ def test_the_row_names_its_loop_and_its_columns_are_arguments(folder):
 
 
 def test_a_loop_of_no_name_ends_the_run(folder):
-    with pytest.raises(DataError, match=r"agent_name='other' of row 0: .* there are single_turn_agent, .*talks"):
+    with pytest.raises(ConfigError, match=r"agent_name='other' of row 0: .* there are single_turn_agent, .*talks"):
         run(of(folder, "other"))
 
 
