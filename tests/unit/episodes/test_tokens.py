@@ -201,13 +201,13 @@ def test_a_planted_re_encoding_is_found(monkeypatch):
     """An answer that is decoded and encoded again has other tokens, and the check says so."""
     answer = EpisodeWriter.answer
 
-    def re_encoded(self, parent, completion, seconds=0.0):
+    def re_encoded(self, parent, completion, *rest):
         tokenizer = self.texts.template.tokenizer
         text = tokenizer.decode(completion.tokens_L)
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"][: len(completion.tokens_L)]
         tokens += [0] * (len(completion.tokens_L) - len(tokens))
         tokens[-1] = int(completion.tokens_L[-1])
-        return answer(self, parent, replace(completion, tokens_L=torch.tensor(tokens)), seconds)
+        return answer(self, parent, replace(completion, tokens_L=torch.tensor(tokens)), *rest)
 
     monkeypatch.setattr(EpisodeWriter, "answer", re_encoded)
     with pytest.raises(AssertionError):
