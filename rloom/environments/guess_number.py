@@ -12,7 +12,7 @@ from typing import Any
 DATA_SOURCE = "rloom/guess_number"
 LOWEST, HIGHEST, TRIES = 1, 15, 4
 TRAIN_ROWS, SEED = 4096, 0
-TAKES_MIDDLE = 0.4  # how often the student does, instead of guessing at random
+TAKES_MIDDLE = 0.4  # how often the student takes the middle of what is left; otherwise he counts: 1, 2, 3, 4
 LARGER, SMALLER, NO_NUMBER = "+", "-", "?"
 NUMBER = re.compile(r"\d+")
 
@@ -68,7 +68,7 @@ def game(number: int, random: Random) -> list[dict[str, str]]:
     """The messages after the prompt, of one game of the student."""
     low, high, messages = LOWEST, HIGHEST, []
     for left in reversed(range(TRIES)):
-        guess = (low + high) // 2 if random.random() < TAKES_MIDDLE else random.randint(LOWEST, HIGHEST)
+        guess = (low + high) // 2 if random.random() < TAKES_MIDDLE else LOWEST + TRIES - 1 - left
         messages.append({"role": "assistant", "content": str(guess)})
         if guess == number or not left:
             break

@@ -62,7 +62,7 @@ ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
         description="A text game: find the key in a house of several rooms and leave by the locked door. Reward: 1 "
         "outside.",
         made="rloom.environments.rooms:Rooms",
-        keys={f"{MULTI_TURN}.max_assistant_turns": 24, LENGTH: 2048},
+        keys={f"{MULTI_TURN}.max_assistant_turns": 16, LENGTH: 2048},
         rows="rloom.environments.rooms:rows",
     ),
 }

@@ -16,6 +16,7 @@ from rloom.config.given_keys import leaf_keys, override_value
 from rloom.config.keys import value_at
 from rloom.config.schema import TORCHRUN, Actor, Config, Critic, SftConfig
 from rloom.config.sections import SIZES
+from rloom.episodes.kinds import episode_kind
 from rloom.errors import ConfigError
 from rloom.extras import TRACKERS
 from rloom.gpus import has_uncounted_gpu, visible_gpus
@@ -25,6 +26,7 @@ from rloom.rewards.kinds import KINDS, OWN_KEY
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
+EPISODE_PROMPT_TOKENS = 448  # of environments, whose prompts are longer; with an answer, the context of the model
 OWN_WORKERS = ("rollout", "reward", "critic", "ref")  # the first that has workers of its own keeps one
 
 
@@ -51,7 +53,7 @@ def size_changes(config: Config, workers: int) -> dict[str, Any]:
     buffer = config.reward_model.overlong_buffer
     return {
         "data.train_batch_size": prompts,
-        "data.max_prompt_length": PROMPT_TOKENS,
+        "data.max_prompt_length": PROMPT_TOKENS if episode_kind(config) is None else EPISODE_PROMPT_TOKENS,
         "data.max_response_length": answer_tokens,
         f"{ROLLOUT}.n": sizes.answers_per_prompt,
         **({"reward_model.overlong_buffer.len": min(buffer.len, answer_tokens)} if buffer.enable else {}),
