@@ -231,6 +231,7 @@ class RunningEpisode:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin."""
         self.check_turns()
         tokens = self.writer.episode.tokens(leaf)
+        self.check_prompt(len(tokens))
         budget = self.budget(len(tokens))
         if max_tokens is not None:
             budget = min(budget, max_tokens)
@@ -265,6 +266,14 @@ class RunningEpisode:
         if limits.turn_tokens is not None:
             found[Ending.TURN_TOKENS] = limits.turn_tokens
         return found
+
+    def check_prompt(self, tokens: int) -> None:
+        longest = self.limits.prompt_tokens
+        if self.prompt_tokens is None and longest is not None and tokens > longest:
+            raise DataError(
+                f"the first prompt has {tokens} tokens, with tools and what the environment added, more than "
+                f"data.max_prompt_length={longest}; raise it"
+            )
 
     def check_turns(self) -> None:
         if self.limits.turns is not None and self.answers >= self.limits.turns:

@@ -39,7 +39,10 @@ def score_of(sample: Sample) -> Score:
     assert sample.episode is not None
     reward = sample.episode.reward
     if reward is None:
-        return Score.failed("the environment gave no reward")
+        return Score.failed(
+            "the environment gave no reward; return one from get_reward(), step() or the agent, or set another reward, "
+            "such as custom_reward_function.path"
+        )
     return Score.of(reward, subject=f"the environment gave {reward:g}")
 
 
@@ -88,6 +91,7 @@ def limits_of(config: Config) -> Limits:
     keys = config.actor_rollout_ref.rollout.multi_turn
     return Limits(
         response_tokens=config.data.max_response_length,
+        prompt_tokens=config.data.max_prompt_length,
         turns=keys.max_assistant_turns,
         user_turns=keys.max_user_turns,
         turn_tokens=keys.max_turn_length,
