@@ -65,10 +65,20 @@ def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callabl
     return lambda tokens: tokenizer.decode([token for token in tokens if token not in dropped])
 
 
+class TokenTexts(dict[int, str]):
+    """The text of single tokens, such as stop tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str:
+        self[token] = text = str(self.tokenizer.decode([token]))
+        return text
+
+
 @contextmanager
-def open_episodes(
-    config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
-) -> Iterator[EpisodeRunner | None]:
+def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[EpisodeRunner | None]:
     """None: answers have one turn."""
     kind = episode_kind(config)
     if kind is None:
@@ -78,7 +88,7 @@ def open_episodes(
     texts = Texts(
         template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
-        {token: tokenizer.decode([token]) for token in stop_ids},
+        TokenTexts(tokenizer),
         marked_decoder(tokenizer, template.source),
     )
     limits = limits_of(config)
