@@ -30,8 +30,19 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class SampledEpisode:
+    """What followed the prompt in an episode of several turns, as rewards receive it."""
+
+    messages: tuple[Message, ...]  # of the policy and of the environment
+    text: str  # of the tokens after the prompt, without special ones
+    tokens: tuple[int, ...]  # after the prompt
+    reward: float | None = None  # of the environment or the agent
+    info: Mapping[str, Any] = field(default_factory=dict)  # for functions, beside the `extra_info` of the row
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One answer, as a reward function receives it."""
+    """One answer, as a reward function receives it. Of an episode of several turns, `response` is the last turn."""
 
     data_source: str
     prompt: str
@@ -42,8 +53,23 @@ class Sample:
     prompt_tokens: tuple[int, ...] = ()
     response_tokens: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)  # as in Prompt
-    conversation: tuple[Message, ...] = ()  # all messages of an episode of several turns
-    environment_reward: float | None = None  # of that episode
+    episode: SampledEpisode | None = None  # iff the answer has several turns
+
+    @property
+    def whole_response(self) -> str:
+        """All that followed the prompt: in an episode, what the environment added, too."""
+        return self.response if self.episode is None else self.episode.text
+
+    @property
+    def answer_messages(self) -> tuple[Message, ...]:
+        if self.episode is None:
+            return ({"role": "assistant", "content": self.response},)
+        return self.episode.messages
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """`extra_info`, and what is known about the episode."""
+        return self.extra_info if self.episode is None else {**self.extra_info, **self.episode.info}
 
 
 SampleGroup = tuple[Sample, ...]  # answers to one prompt that are scored in one call

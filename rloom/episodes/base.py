@@ -2,19 +2,22 @@
 
 Imports no torch: the processes start in milliseconds.
 driver → process: ("begin", row, messages), then ("act", text) for every answer, then ("end",), as pickles; after that
-the process takes the next episode.
+the process closes the environment and ends.
 process → driver: one reply to each, as JSON: what comes from there may have been written by generated code, and a
 pickle could run it here.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rloom.types import Message, ToolCall
 
 ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}
 BEGIN, ACT, END = "begin", "act", "end"
+FORK, KILL = b"f", b"k"  # driver → server: with a connection; with four bytes of a process id
+CLOSE_S = 2.0  # time limit of closing an environment whose episode was given up
+AtLimit = Literal["score", "mask", "fail"]  # of an episode that ends at a limit: see `multi_turn.at_limit`
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,6 @@ class Observation:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Observation":
-        calls = tuple(ToolCall(**one) for one in found["calls"])
-        return cls(tuple(found["messages"]), found["reward"], bool(found["done"]), calls)
 
 
 class Environment(Protocol):
@@ -58,12 +56,16 @@ class Limits:
     """Of one episode. None: no limit."""
 
     response_tokens: int  # after the first prompt, sampled and added ones; of each branch
+    prompt_tokens: int | None = None  # of the first prompt, with the tools and what the environment added to it
     turns: int | None = None  # answers of the policy
+    user_turns: int | None = None  # answers of tools and of the environment
     turn_tokens: int | None = None
     result_characters: int | None = None  # of one tool's result
     truncate_side: str = "middle"  # where a result that is too long is cut: left, right or middle
     call_s: float = 60.0  # one call of a tool, or one step of the environment
     episode_s: float | None = None
+    episode_tokens: int | None = None  # after the first prompt, sampled and added ones; of all branches together
+    at_limit: AtLimit = "score"
     parallel_calls: int = 1
 
 

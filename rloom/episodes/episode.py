@@ -49,6 +49,11 @@ class Episode:
     def replace(self, index: int, **changed: Any) -> None:
         self.nodes[index] = replace(self.nodes[index], **changed)
 
+    @property
+    def size(self) -> int:
+        """Tokens of all branches; those that several share count once."""
+        return sum(len(node.tokens_L) for node in self.nodes)
+
     def tokens(self, leaf: int) -> list[int]:
         """Of the path to this node."""
         return [token for index in self.path(leaf) for token in self.nodes[index].tokens_L.tolist()]

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
 
 from rloom.batch import Trajectory
+from rloom.episodes.base import AtLimit
 from rloom.episodes.episode import Branch, Episode, Node
-from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, Score, ToolCall
+from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, SampledEpisode, Score, ToolCall
 
 
 class Ending(Enum):
@@ -17,8 +19,21 @@ class Ending(Enum):
     TURNS = "turn limit"
     TOKENS = "token limit"
     TURN_TOKENS = "token limit of a turn"
+    USER_TURNS = "limit of the environment's turns"
+    EPISODE_TOKENS = "token limit of the episode"
     TIME = "time limit"
-    FAILED = "environment failed"
+    FAILED = "environment failed"  # it raised an error
+    NO_ANSWER = "environment did not answer"
+    EXITED = "environment exited"
+    WRONG_REPLY = "wrong reply of the environment"
+    REFUSED = "chat template refused messages"
+
+    @property
+    def at_limit(self) -> bool:
+        return self in LIMITS
+
+
+LIMITS = (Ending.TURNS, Ending.TOKENS, Ending.TURN_TOKENS, Ending.USER_TURNS, Ending.EPISODE_TOKENS, Ending.TIME)
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,7 @@ class EpisodeRecord:
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
     environment_seconds: float = 0.0
+    at_limit: AtLimit = "score"
 
     @property
     def turns(self) -> int:
@@ -44,37 +60,74 @@ class EpisodeRecord:
         return [message for index in self.episode.path(len(nodes) - 1) for message in nodes[index].messages]
 
     @property
+    def after_prompt(self) -> tuple[int, ...]:
+        """The tokens after the first prompt, in the last branch."""
+        last = len(self.episode.nodes) - 1
+        tokens, first = self.episode.tokens(last), self.episode.nodes[0].tokens_L.tolist()
+        if tokens[: len(first)] != first:  # the branch begins in another way
+            first = self.episode.nodes[self.episode.path(last)[0]].tokens_L.tolist()
+        return tuple(tokens[len(first) :])
+
+    @property
     def text(self) -> str:
         """What the policy wrote."""
         return "\n".join(node.messages[0]["content"] for node in self.episode.nodes if node.sampled)
 
 
-def episode_sample(prompt: Prompt, record: EpisodeRecord) -> Sample:
-    """As a reward receives it: the response is what the policy wrote in all turns."""
-    tokens = [token for node in record.episode.nodes if node.sampled for token in node.tokens_L.tolist()]
+def episode_sample(prompt: Prompt, record: EpisodeRecord, text: str) -> Sample:
+    """As a reward receives it: the response is the last turn. `text`: of the tokens after the prompt."""
+    episode = record.episode
+    first, answers = episode.nodes[0], [node for node in episode.nodes if node.sampled]
     return Sample(
         data_source=prompt.data_source,
-        prompt=prompt.text,
-        response=record.text,
+        prompt=first.conversation.text,
+        response=str(answers[-1].messages[0]["content"]) if answers else "",
         ground_truth=prompt.ground_truth,
         extra_info=prompt.extra_info,
-        messages=prompt.messages,
-        prompt_tokens=prompt.tokens,
-        response_tokens=tuple(tokens),
+        messages=first.messages,
+        prompt_tokens=tuple(first.tokens_L.tolist()),
+        response_tokens=tuple(answers[-1].tokens_L.tolist()) if answers else (),
         columns=prompt.columns,
-        conversation=tuple(record.messages),
-        environment_reward=record.reward,
+        episode=SampledEpisode(
+            tuple(record.messages[len(first.messages) :]),
+            text,
+            record.after_prompt,
+            record.reward,
+            episode_info(record),
+        ),
     )
 
 
-def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, score: Score) -> list[Trajectory]:
-    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave."""
+def episode_info(record: EpisodeRecord) -> dict[str, Any]:
+    """What a function finds in `extra_info` beside the row's own."""
+    nodes = record.episode.nodes
+    answers = [node for node in nodes if node.sampled]
+    return {
+        "messages": record.messages,
+        "final_answer": str(answers[-1].messages[0]["content"]) if answers else "",
+        "num_turns": len(nodes),  # as in verl: the prompt, the answers, and what followed them
+        "turn_scores": [node.reward for node in answers if node.reward is not None],
+        "tool_calls": [asdict(call) for node in nodes for call in node.calls],
+        "environment_reward": record.reward,
+        "ending": record.ending.value,
+    }
+
+
+def episode_trajectories(
+    record: EpisodeRecord, prompt: Prompt, group: int, score: Score, turn_weight: float = 1.0
+) -> list[Trajectory]:
+    """One for each branch. An episode whose environment failed has no score, whatever the rewards gave.
+
+    Rewards of turns are placed where they were given, and the rest of the score at the end.
+    """
+    at_limit = record.at_limit if record.ending.at_limit else "score"
     if record.failure is not None:
         score = Score.failed(f"the environment failed: {record.failure}")
-    # rewards of turns are placed where they were given if they are all of the score; a mix is given at the end
-    placed = score.value is not None and record.reward is not None and abs(score.value - record.reward) < 1e-9
+    elif at_limit == "fail":
+        score = Score.failed(f"the episode ended at a limit: {record.ending.value}")
     branches = list(record.episode.branches())
     summary = episode_summary(record, branches)
+    placed = tuple((place, turn_weight * reward) for place, reward in branches[0].rewards) if score.ok else ()
     return [
         Trajectory(
             prompt=prompt,
@@ -82,13 +135,14 @@ def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, scor
             tokens_L=branch.tokens_L,
             logprobs_L=branch.logprobs_L,
             turns=branch.turns,
-            finished=branch.finished and record.ending is Ending.DONE,
+            finished=not record.ending.at_limit,
             score=score,
             text=record.text,
             episode=summary,
             branch=number,
-            turn_rewards=branch.rewards if placed and len(branches) == 1 else (),
+            turn_rewards=placed if len(branches) == 1 else (),
             experts_LMK=branch.experts_LMK,
+            in_loss=at_limit != "mask",
         )
         for number, branch in enumerate(branches)
     ]

@@ -18,6 +18,7 @@ from rloom.episodes.base import Limits, ToolSchema
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
 from rloom.episodes.record import Ending, EpisodeRecord
 from rloom.episodes.writer import EpisodeWriter, Texts
+from rloom.errors import DataError
 from rloom.net.loop import EventLoop
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.types import Prompt
@@ -157,7 +158,9 @@ class EpisodeRunner:
         try:
             await self.driver.run(run)
         except EnvironmentFailed as error:
-            run.ending, run.failure = Ending.FAILED, str(error)
+            run.ending, run.failure = error.ending, str(error)
+        except DataError as error:
+            run.ending, run.failure = Ending.REFUSED, str(error)
         if not run.writer.episode.nodes:  # it did not begin: a sample without turns
             run.writer.begin(run.row.prompt.messages)
         return run.record()
@@ -198,10 +201,11 @@ class EnvironmentDriver:
             if seen.done:
                 return
             run.check_turns()
+            run.check_replies()
             leaf = writer.add(answer, seen.messages, seconds)
 
     async def end(self) -> None:
-        await self.pool.end()
+        """Its processes have ended with their episodes."""
 
     def close(self) -> None:
         self.pool.close()
@@ -215,6 +219,7 @@ class RunningEpisode:
     ) -> None:
         self.row, self.sampling, self.turns, self.limits, self.writer = row, sampling, turns, limits, writer
         self.answers = 0
+        self.replies = 0  # of tools and of the environment
         self.prompt_tokens: int | None = None  # before the first answer
         self.ending = Ending.DONE
         self.failure: str | None = None
@@ -226,31 +231,59 @@ class RunningEpisode:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin."""
         self.check_turns()
         tokens = self.writer.episode.tokens(leaf)
+        self.check_prompt(len(tokens))
         budget = self.budget(len(tokens))
         if max_tokens is not None:
             budget = min(budget, max_tokens)
+        limit = self.token_limit(len(tokens))
         if budget <= 0:
-            raise LimitReached(Ending.TOKENS)
+            raise LimitReached(limit)
         seed, self.answers = self.row.seed(self.answers), self.answers + 1
         request = Request(tuple(tokens), replace(self.sampling, max_new_tokens=budget), seed)
         began = time.monotonic()
         completion = await self.turns.generate(self.row.share, request)
         node = self.writer.answer(leaf, completion, time.monotonic() - began)
         if not completion.finished and max_tokens is None:
-            by_turn = self.limits.turn_tokens is not None and len(completion.tokens_L) >= self.limits.turn_tokens
-            raise LimitReached(Ending.TURN_TOKENS if by_turn else Ending.TOKENS, node)
+            raise LimitReached(limit, node)
         return node
 
     def budget(self, tokens: int) -> int:
         """Tokens that the next answer may have, after a branch of so many."""
+        return min(self.budgets(tokens).values())
+
+    def token_limit(self, tokens: int) -> Ending:
+        """Which limit the next answer reaches first."""
+        budgets = self.budgets(tokens)
+        return min(budgets, key=budgets.__getitem__)
+
+    def budgets(self, tokens: int) -> dict[Ending, int]:
+        limits, used = self.limits, self.writer.episode.size
         if self.prompt_tokens is None:
             self.prompt_tokens = tokens
-        left = self.limits.response_tokens - (tokens - self.prompt_tokens)
-        return left if self.limits.turn_tokens is None else min(left, self.limits.turn_tokens)
+        found = {Ending.TOKENS: limits.response_tokens - (tokens - self.prompt_tokens)}
+        if limits.episode_tokens is not None:
+            found[Ending.EPISODE_TOKENS] = limits.episode_tokens - (used - self.prompt_tokens)
+        if limits.turn_tokens is not None:
+            found[Ending.TURN_TOKENS] = limits.turn_tokens
+        return found
+
+    def check_prompt(self, tokens: int) -> None:
+        longest = self.limits.prompt_tokens
+        if self.prompt_tokens is None and longest is not None and tokens > longest:
+            raise DataError(
+                f"the first prompt has {tokens} tokens, with tools and what the environment added, more than "
+                f"data.max_prompt_length={longest}; raise it"
+            )
 
     def check_turns(self) -> None:
         if self.limits.turns is not None and self.answers >= self.limits.turns:
             raise LimitReached(Ending.TURNS)
+
+    def check_replies(self) -> None:
+        """Before a reply of a tool or of the environment is added. The answer to the last one is generated."""
+        if self.limits.user_turns is not None and self.replies >= self.limits.user_turns:
+            raise LimitReached(Ending.USER_TURNS)
+        self.replies += 1
 
     def record(self) -> EpisodeRecord:
         writer = self.writer
@@ -262,4 +295,5 @@ class RunningEpisode:
             writer.rewritten,
             writer.branched,
             self.environment_seconds,
+            self.limits.at_limit,
         )

@@ -1,8 +1,8 @@
 """The process that the environments' processes are forked from, and such a process.
 
-The user's file is imported once, here. A process serves one episode at a time. When a call does not end in its time, an
-error is raised in it, and if that has no effect the driver kills the process. Processes that it leaves behind become
-children of this one, which kills them.
+The user's file is imported once, here. A process serves one episode, and closes its environment at the end, also when
+the driver has ended. When a call does not end in its time, an error is raised in it, and if that has no effect the
+driver has the process killed. Processes that it leaves behind become children of this one, which kills them.
 """
 
 import ctypes
@@ -13,20 +13,20 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rloom.episodes.base import ACT, BEGIN, END, Environment, Setup
+from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, Setup
 from rloom.episodes.contracts import make_environment
 from rloom.errors import RloomError
 from rloom.interrupts import outlive_sigterm
 from rloom.plugins import load_plugin
-from rloom.rewards.framing import framed, read_frame, write_all
+from rloom.rewards.framing import exactly, framed, read_frame, write_all
 from rloom.runtime.fork_server import end_with_parent
 
 KEY = "actor_rollout_ref.rollout.multi_turn.environment"
@@ -51,46 +51,70 @@ def main() -> None:
     try:
         made = load_plugin(KEY, setup.reference)
         environment = make_environment(made, setup.kwargs, setup.limits)
-        answer: dict[str, Any] = {"tools": environment.tools}
-    except Exception as error:
+        answer = as_reply({"tools": environment.tools})
+    except BaseException as error:  # also an exit
         reason = str(error) if isinstance(error, RloomError) else f"{KEY}={setup.reference}: {one_line(error)}"
-        reply(control, {"failed": reason})
+        write_all(control.fileno(), as_reply({"failed": reason}))
         return
-    reply(control, answer)
+    write_all(control.fileno(), answer)
     serve(control, setup, made)
 
 
 def serve(control: socket.socket, setup: Setup, made: Any) -> None:
-    """Fork a process for every connection that the driver sends, until the driver ends."""
+    """Fork a process for every connection that the driver sends, and kill those that it names, until it ends."""
     children: set[int] = set()
     while True:
         ready, _, _ = select.select([control], [], [], 0.5)
         if ready:
-            data, fds, _, _ = socket.recv_fds(control, 1, 1)
-            if not data:
+            what, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not what:
                 break
-            server, pid = os.getpid(), os.fork()
-            if pid == 0:
-                try:
-                    control.close()
-                    end_with_parent(server)
-                    os.setsid()  # a kill of its process group ends what it has started
-                    serve_episodes(socket.socket(fileno=fds[0]), setup, made)
-                except (EOFError, OSError):
-                    pass  # the driver closed the connection
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(0)
-            children.add(pid)
-            for fd in fds:
-                os.close(fd)
-            control.sendall(pid.to_bytes(4, "big"))
+            if what == FORK:
+                control.sendall(forked(control, fds[0], setup, made, children).to_bytes(4, "big"))
+            else:
+                pid = int.from_bytes(exactly(4, control.recv), "big")
+                if pid in children:
+                    kill_group(pid)
+        reap(children)
+    end_s = time.monotonic() + CLOSE_S  # the processes find that the driver has ended, and close their environments
+    while children and time.monotonic() < end_s:
+        time.sleep(0.02)
         reap(children)
     for pid in children:
+        kill_group(pid)
+    with suppress(ChildProcessError):
+        while True:  # killed processes leave further ones behind
+            kill_left_behind(set())
+            os.waitpid(-1, 0)
+
+
+def forked(control: socket.socket, connection: int, setup: Setup, made: Any, children: set[int]) -> int:
+    sys.stdout.flush()  # what the user's file has printed is not each process's
+    sys.stderr.flush()
+    server, pid = os.getpid(), os.fork()
+    if pid == 0:
+        try:
+            control.close()
+            end_with_parent(server)
+            os.setsid()  # a kill of its process group ends what it has started
+            serve_episode(socket.socket(fileno=connection), setup, made)
+        except (EOFError, OSError):
+            pass  # the driver closed the connection
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+            os._exit(0)
+    children.add(pid)
+    os.close(connection)
+    return pid
+
+
+def kill_group(pid: int) -> None:
+    for signal_group in (os.killpg, os.kill):  # before it is the leader of a group, the first one fails
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-    kill_left_behind(set())
+            signal_group(pid, signal.SIGKILL)
 
 
 def reap(children: set[int]) -> None:
@@ -110,39 +134,40 @@ def kill_left_behind(children: set[int]) -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
-def serve_episodes(connection: socket.socket, setup: Setup, made: Any) -> None:
+def serve_episode(connection: socket.socket, setup: Setup, made: Any) -> None:
     signal.signal(signal.SIGALRM, raise_timeout)
     environment: Environment | None = None
+
+    def answer_to(what: str, *arguments: Any) -> Mapping[str, Any]:
+        nonlocal environment
+        if what == BEGIN:
+            environment = make_environment(made, setup.kwargs, setup.limits)
+            return {"messages": environment.begin(*arguments)}
+        assert environment is not None
+        if what == ACT:
+            return environment.act(*arguments).to_json()
+        assert what == END
+        return {"reward": environment.end()}
+
+    what, limit_s = BEGIN, setup.limits.call_s
     try:
-        while True:
+        while what != END:
             what, *arguments = pickle.loads(read_frame(connection.recv))
             try:
-                with_limit = partial(limited, setup.limits.call_s)
-                if what == BEGIN:
-                    environment = with_limit(make_environment, made, setup.kwargs, setup.limits)
-                    row, messages = arguments
-                    answer = {"messages": with_limit(environment.begin, row, messages)}
-                elif what == ACT:
-                    assert environment is not None
-                    answer = with_limit(environment.act, *arguments).to_json()
-                else:
-                    assert what == END and environment is not None
-                    answer = {"reward": with_limit(environment.end)}
-                    ended, environment = environment, None
-                    with_limit(closed, ended)
-            except Exception as error:  # of the user's code
-                answer = {"failed": one_line(error)}
-            reply(connection, answer)
+                answer = as_reply(limited(limit_s, answer_to, what, *arguments))
+            except BaseException as error:  # of the user's code; also an exit
+                answer = as_reply({"failed": one_line(error), "in_time": not isinstance(error, CallTimeout)})
+            write_all(connection.fileno(), answer)
     finally:
         if environment is not None:
-            closed(environment)
+            limited(limit_s if what == END else CLOSE_S, closed, environment)
 
 
 def closed(environment: Environment) -> None:
     """An error here changes no result."""
     try:
         environment.close()
-    except Exception:
+    except BaseException:
         traceback.print_exc()
 
 
@@ -158,12 +183,16 @@ def raise_timeout(number: int, frame: FrameType | None) -> None:
     raise CallTimeout("it took longer than its limit")
 
 
-def reply(connection: socket.socket, answer: Mapping[str, Any]) -> None:
-    write_all(connection.fileno(), framed(json.dumps(answer).encode(errors="replace")))
+def as_reply(answer: Mapping[str, Any]) -> bytes:
+    return framed(json.dumps(answer).encode(errors="replace"))
 
 
 def one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+    try:
+        text = str(error)
+    except Exception:  # of the user's class
+        text = ""
+    return f"{type(error).__name__}: {text}".partition("\n")[0][:500]
 
 
 if __name__ == "__main__":

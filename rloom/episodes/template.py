@@ -1,7 +1,7 @@
 """The tokens that the environment's messages add to a conversation, as the model's chat template writes them.
 
-Sampled tokens are never encoded again. After an answer, the template is applied to the whole conversation, the text of
-the tokens that the conversation already has is located in it, and only the rest is encoded:
+Sampled tokens are never encoded again. After an answer, the template is applied to the whole conversation, the text
+before the answer and the answer are located in it, and only the rest is encoded:
 
     recorded   <|im_start|>user\\n3 + 4?<|im_end|>\\n<|im_start|>assistant\\n7<|im_end|>
     rendered   <|im_start|>user\\n3 + 4?<|im_end|>\\n<|im_start|>assistant\\n7<|im_end|>\\n<|im_start|>user\\nRight. ...
@@ -11,26 +11,38 @@ A template may write the past in another way once messages follow: it drops the 
 the list of tools. Then nothing can be added, and the caller starts a new branch from the rendered conversation.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from rloom.data.chat import Tokenizer, render_chat, tokenize
 from rloom.episodes.base import ToolSchema
+from rloom.episodes.tool_calls import parse_tool_calls, without_calls
 from rloom.errors import DataError
 from rloom.types import Message
 
-PROBE = "\x02"  # a character that no template writes
+PROBE = "Probe7Q"  # a text that no template changes
+# written before an answer and read as a part of its text: the tag of a model that always reasons
+OPENING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+CHANNEL = re.compile(  # of gpt-oss: its name between two places of the tool that it calls, and its text
+    r"(?:\bto=functions\.([\w.-]+))?<\|channel\|>(\w+)(?:\s+to=functions\.([\w.-]+))?[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+    r"(.*?)(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|\Z)",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of a branch, the tools that its prompt lists, and the text of its tokens."""
+    """The messages of a branch, the tools that its prompt lists, and its text before the last or the next answer."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...]
-    text: str
+    text: str  # as the template wrote it
+    answer: str = ""  # the text of the last message, if the policy wrote it
 
 
 @dataclass(frozen=True)
@@ -47,16 +59,22 @@ class TurnTemplate:
     custom_chat_template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template, without its tools
 
+    @property
+    def source(self) -> str:
+        """The template itself; of several, all."""
+        return str(self.custom_chat_template or self.tokenizer.chat_template or "")
+
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Added:
         """A conversation from its first messages, up to the start of the first answer."""
         text = self.render(messages, tools)
         [tokens] = tokenize([text], self.tokenizer)
         return Added(Conversation(tuple(messages), tuple(tools), text), tokens)
 
-    def answered(self, past: Conversation, text: str) -> Conversation:
-        """`text`: of the answer's tokens, without the stop token."""
-        message = {"role": "assistant", "content": self.opening + text}
-        return Conversation((*past.messages, message), past.tools, past.text + text)
+    def answered(self, past: Conversation, text: str, stop: str) -> Conversation:
+        """`text`: of the answer's tokens without the stop token; with the special tokens that the template writes."""
+        mark = self.mark_before(stop)
+        message = {"role": "assistant", "content": opening_of(past) + text.removesuffix(mark)}
+        return Conversation((*past.messages, message), past.tools, past.text, text)
 
     def add(self, past: Conversation, messages: Sequence[Message], stop: str) -> Added | None:
         """The messages after the last answer. None: the template writes the past in another way.
@@ -65,46 +83,157 @@ class TurnTemplate:
         """
         whole = (*past.messages, *messages)
         rendered = self.render(whole, past.tools)
-        end = end_of(past.text, rendered)
+        before = past.text.rstrip()  # templates put other white space between this and a past answer
+        if not rendered.startswith(before):
+            return None
+        end = end_of(past.text[len(before) :] + past.answer, rendered, len(before))
         if end is None:
             return None
         rest = rendered[end:]
         if stop and rest.lstrip().startswith(stop):
             rest = rest.lstrip().removeprefix(stop)
-        return Added(Conversation(whole, past.tools, past.text + stop + rest), self.encode_after(stop, rest))
+        elif self.mark_before(stop) or rest.lstrip() != self.after_answer(past, messages).lstrip():
+            return None  # further text of the answer, such as the marks around one without reasoning
+        return Added(Conversation(whole, past.tools, rendered), self.encode_after(stop, rest))
+
+    def after_answer(self, past: Conversation, messages: Sequence[Message]) -> str:
+        """What the template writes after an answer, when these messages follow."""
+        probe = {"role": "assistant", "content": opening_of(past) + PROBE}
+        return self.render([*past.messages[:-1], probe, *messages], past.tools).rpartition(PROBE)[2]
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
+        """The text up to the start of the next answer. DataError: the template refuses the messages."""
+        if any(message["role"] == "tool" for message in messages):
+            if self.needs_calls is None:
+                raise DataError(
+                    "the chat template does not write the results of tools; set actor_rollout_ref.model."
+                    "custom_chat_template to one that does, or use an environment that answers in place of a user"
+                )
+            messages = list(with_calls(messages)) if self.needs_calls else messages
+        return self.render_plain(messages, tools)
+
+    def render_plain(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
+        variables = {**self.variables, "tools": list(tools)} if tools else self.variables
+        read = list(map(readable, messages))
+        return render_chat(read, self.tokenizer, self.custom_chat_template, variables=variables)
 
     @cached_property
-    def opening(self) -> str:
-        """What the template writes before an answer that belongs to its text, such as "<think>" of a model that always
-        reasons: a later turn reads it as a part of the message."""
+    def closing(self) -> str:
+        """What the template writes after an answer, when a question follows."""
         question = {"role": "user", "content": "?"}
         try:
-            before = self.render([question])
-            answered = self.render([question, {"role": "assistant", "content": PROBE}], answered=True)
+            text = self.render_plain([question, {"role": "assistant", "content": PROBE}, question])
         except DataError:  # a template that refuses this conversation
             return ""
-        head = answered.partition(PROBE)[0]
-        return before[len(head) :] if PROBE in answered and before.startswith(head) else ""
+        return text.rpartition(PROBE)[2] if PROBE in text else ""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, answered: bool = False) -> str:
-        variables = {**self.variables, "tools": list(tools)} if tools else self.variables
-        return render_chat(messages, self.tokenizer, self.custom_chat_template, answered=answered, variables=variables)
+    def mark_before(self, stop: str) -> str:
+        """What the template writes between an answer and this stop token; the model has to write it, too."""
+        return self.closing.partition(stop)[0].strip() if stop and stop in self.closing else ""
+
+    @cached_property
+    def needs_calls(self) -> bool | None:
+        """Whether the template writes a tool's result only after a message whose calls are apart from its text. None:
+        it writes no such result."""
+        call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+        plain: list[Message] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": call},
+            {"role": "tool", "name": "f", "content": PROBE},
+        ]
+        for messages, needed in ((plain, False), (list(with_calls(plain)), True)):
+            with suppress(DataError):  # a template that refuses this conversation
+                if PROBE in self.render_plain(messages):
+                    return needed
+        return None
 
     def encode_after(self, stop: str, text: str) -> tuple[int, ...]:
         """Tokens of the text. Some tokenizers begin every text with a space: it is encoded behind the stop token."""
         if stop:
-            (stop_token, *_), (first, *rest) = tokenize([stop, stop + text], self.tokenizer)
-            if first == stop_token:
-                return tuple(rest)
+            before, whole = tokenize([stop, stop + text], self.tokenizer)
+            if len(before) == 1 and whole[:1] == before:
+                return whole[1:]
         return tokenize([text], self.tokenizer)[0]
 
 
-def end_of(text: str, rendered: str) -> int | None:
-    """Where the text ends in the rendered conversation. None: it is not its beginning.
+def opening_of(past: Conversation) -> str:
+    """What the template wrote before the answer and reads as a part of it."""
+    found = OPENING.search(past.text)
+    return found[0] if found else ""
+
+
+def readable(message: Message) -> Message:
+    """As templates read it: the channels of gpt-oss apart, and the arguments of calls as mappings."""
+    if message["role"] == "assistant" and "<|channel|>" in (message.get("content") or ""):
+        return without_channels(message)
+    if not message.get("tool_calls"):
+        return message
+    return {**message, "tool_calls": [with_mapping(call) for call in message["tool_calls"]]}
+
+
+def with_mapping(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function") or {}
+    if not isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": arguments_of(function["arguments"])}}
+
+
+def arguments_of(text: str) -> Any:
+    """A mapping; the text if it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return found if isinstance(found, dict) else text
+
+
+def without_channels(message: Message) -> Message:
+    """An answer of gpt-oss: its reasoning, its calls and its final text."""
+    reasoning, final, calls = list[str](), list[str](), list[tuple[str, Any]]()
+    for recipient, channel, tool, text in CHANNEL.findall(message["content"]):
+        if recipient or tool:
+            calls.append((recipient or tool, arguments_of(text)))
+        else:
+            (reasoning if channel == "analysis" else final).append(text)
+    found: dict[str, Any] = {"role": "assistant", "content": "".join(final)}
+    if reasoning:
+        found["thinking"] = "".join(reasoning)
+    if calls:
+        found["tool_calls"] = [as_tool_call(number, *call) for number, call in enumerate(calls)]
+    return found
+
+
+def with_calls(messages: Sequence[Message]) -> Iterator[Message]:
+    """The messages with the calls of tools apart from the text of the answers, and the results with their ids. The
+    result of a call that cannot be read, which is its error, is a message of the user."""
+    ids: list[str] = []  # of calls without a result
+    made = 0
+    for message in messages:
+        if message["role"] == "assistant":
+            message = readable(message)
+            calls = [call for call in parse_tool_calls(message["content"] or "") if call.error is None]
+            if calls and not message.get("tool_calls"):
+                found = [as_tool_call(made + number, call.name, call.arguments) for number, call in enumerate(calls)]
+                message = {**message, "content": without_calls(message["content"]), "tool_calls": found}
+            ids = [call["id"] for call in message.get("tool_calls") or ()]
+            made += len(ids)
+        elif message["role"] == "tool" and "tool_call_id" not in message:
+            answered = {"tool_call_id": ids.pop(0)} if ids else {"role": "user"}
+            message = {**message, **answered}
+        yield message
+
+
+def as_tool_call(number: int, name: str, arguments: Any) -> dict[str, Any]:
+    """Mistral's templates demand ids of nine letters and digits."""
+    return {"id": f"call{number:05d}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def end_of(text: str, rendered: str, start: int = 0) -> int | None:
+    """Where the text ends in the rendered conversation, in which it begins at `start`. None: it is not there.
 
     White space does not count: templates strip answers and put lines between reasoning and answer.
     """
-    place = end = 0
+    place, end = 0, start
     while place < len(text):
         equal = common_length(text, place, rendered, end)
         place, end = place + equal, end + equal
@@ -118,8 +247,12 @@ def end_of(text: str, rendered: str) -> int | None:
 
 
 def common_length(first: str, start: int, second: str, other: int) -> int:
-    """How many characters are equal from these places on. Compares halves: a character at a time is slow in Python."""
-    low, high = 0, min(len(first) - start, len(second) - other)
+    """How many characters are equal from these places on. Compares slices: a character at a time is slow in Python."""
+    low, size, most = 0, 64, min(len(first) - start, len(second) - other)
+    while low < most and first[start + low : start + low + size] == second[other + low : other + low + size]:
+        low, size = low + size, size * 2
+    high = min(low + size, most)
+    low = min(low, most)
     while low < high:
         middle = (low + high + 1) // 2
         if first[start + low : start + middle] == second[other + low : other + middle]:

@@ -22,6 +22,7 @@ class Texts:
     template: TurnTemplate
     decode: Callable[[Sequence[int]], str]  # without special tokens
     stop_texts: Mapping[int, str]  # stop token -> its text
+    decode_marked: Callable[[Sequence[int]], str] | None = None  # with the special tokens that the chat template writes
 
 
 @dataclass
@@ -34,7 +35,8 @@ class EpisodeWriter:
     def begin(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
         """A branch from its first message. Returns the node."""
         added = self.texts.template.start(messages, tools)
-        return self.episode.add(Node(None, tuple(messages), torch.tensor(added.tokens), added.conversation))
+        tokens_L = torch.tensor(added.tokens, dtype=torch.int64)
+        return self.episode.add(Node(None, tuple(messages), tokens_L, added.conversation))
 
     def add(self, parent: int, messages: Sequence[Message], seconds: float = 0.0) -> int:
         """Messages after an answer. Returns the node, which begins a branch if the template rewrites the past."""
@@ -71,35 +73,40 @@ class EpisodeWriter:
 
     def read_tokens(self, tokens: Sequence[int]) -> int:
         """As `read`, for an agent that sends tokens."""
-        best, length = None, -1
+        given_L = torch.tensor(tokens, dtype=torch.int64)
+        ends: dict[int, int] = {}  # of nodes whose path is the beginning of these tokens
+        best, length = None, 0
         for index, node in enumerate(self.episode.nodes):
-            path = self.episode.tokens(index)
-            whole = len(path) == len(tokens)
-            if (node.sampled or whole) and len(path) > length and path == list(tokens[: len(path)]):
-                best, length = index, len(path)
+            start = 0 if node.parent is None else ends.get(node.parent)
+            if start is None or not torch.equal(given_L[start : start + len(node.tokens_L)], node.tokens_L):
+                continue
+            end = ends[index] = start + len(node.tokens_L)
+            if end > length and (node.sampled or end == len(tokens)):
+                best, length = index, end
         if best is not None and length == len(tokens):
             return best
         self.branched += best is None and bool(self.episode.nodes)
-        added = torch.tensor(tokens[max(length, 0) :], dtype=torch.int64)
-        text = self.texts.decode(added.tolist())
-        return self.episode.add(Node(best, (), added, Conversation((), (), text)))
+        return self.episode.add(Node(best, (), given_L[length:], Conversation((), (), "")))
 
     def answer(self, parent: int, completion: Completion, seconds: float = 0.0) -> int:
         """An answer of the policy. Returns its node."""
         tokens: list[int] = completion.tokens_L.tolist()
-        text = self.texts.decode(tokens[:-1] if completion.finished else tokens)
+        own = tokens[:-1] if completion.finished else tokens
+        text = self.texts.decode(own)
+        written = text if self.texts.decode_marked is None else self.texts.decode_marked(own)
+        stop = self.texts.stop_texts[tokens[-1]] if completion.finished else ""
         before = self.episode.nodes[parent].conversation
         return self.episode.add(
             Node(
                 parent,
                 ({"role": "assistant", "content": text},),
                 completion.tokens_L,
-                self.texts.template.answered(before, text),
+                self.texts.template.answered(before, written, stop),
                 sampled=True,
                 logprobs_L=completion.logprobs_L,
                 version=completion.version,
                 finished=completion.finished,
-                stop=self.texts.stop_texts[tokens[-1]] if completion.finished else "",
+                stop=stop,
                 seconds=seconds,
                 experts_PMK=completion.experts_LMK,
             )

@@ -1,6 +1,6 @@
 """The environments of a run, from its configuration."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +14,7 @@ from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
 from rloom.plugins import referenced
 from rloom.rewards.base import ScoringUnit
-from rloom.types import SampleGroup, Score
+from rloom.types import Sample, SampleGroup, Score
 
 
 class EnvironmentReward:
@@ -23,7 +23,7 @@ class EnvironmentReward:
     unit = ScoringUnit.ANSWER
 
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
-        return [[score_of(sample.environment_reward) for sample in group] for group in groups]
+        return [[score_of(sample) for sample in group] for group in groups]
 
     def check(self) -> None:
         return
@@ -35,9 +35,14 @@ class EnvironmentReward:
         return
 
 
-def score_of(reward: float | None) -> Score:
+def score_of(sample: Sample) -> Score:
+    assert sample.episode is not None
+    reward = sample.episode.reward
     if reward is None:
-        return Score.failed("the environment gave no reward")
+        return Score.failed(
+            "the environment gave no reward; return one from get_reward(), step() or the agent, or set another reward, "
+            "such as custom_reward_function.path"
+        )
     return Score.of(reward, subject=f"the environment gave {reward:g}")
 
 
@@ -53,19 +58,38 @@ def environment_driver(config: Config, texts: Texts, limits: Limits) -> Environm
     return EnvironmentDriver(pool, pool.load())
 
 
+def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callable[[Sequence[int]], str]:
+    """Text with the special tokens that the chat template writes, such as the marks of a call; without others."""
+    added = tokenizer.added_tokens_decoder.items()
+    dropped = {number for number, token in added if token.special and token.content not in template}
+    return lambda tokens: tokenizer.decode([token for token in tokens if token not in dropped])
+
+
+class TokenTexts(dict[int, str]):
+    """The text of single tokens, such as stop tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str:
+        self[token] = text = str(self.tokenizer.decode([token]))
+        return text
+
+
 @contextmanager
-def open_episodes(
-    config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
-) -> Iterator[EpisodeRunner | None]:
+def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[EpisodeRunner | None]:
     """None: answers have one turn."""
     kind = episode_kind(config)
     if kind is None:
         yield None
         return
+    template = TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template)
     texts = Texts(
-        TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template),
+        template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
-        {token: tokenizer.decode([token]) for token in stop_ids},
+        TokenTexts(tokenizer),
+        marked_decoder(tokenizer, template.source),
     )
     limits = limits_of(config)
     driver: Driver = referenced(kind.build)(config, texts, limits)
@@ -77,11 +101,15 @@ def limits_of(config: Config) -> Limits:
     keys = config.actor_rollout_ref.rollout.multi_turn
     return Limits(
         response_tokens=config.data.max_response_length,
+        prompt_tokens=config.data.max_prompt_length,
         turns=keys.max_assistant_turns,
+        user_turns=keys.max_user_turns,
         turn_tokens=keys.max_turn_length,
         result_characters=keys.max_tool_response_length,
         truncate_side=keys.tool_response_truncate_side,
         call_s=keys.tool_timeout_s,
         episode_s=keys.episode_timeout_s,
+        episode_tokens=keys.max_episode_length,
+        at_limit=keys.at_limit,
         parallel_calls=keys.max_parallel_calls,
     )

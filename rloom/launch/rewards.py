@@ -125,6 +125,7 @@ def custom_function(config: Config) -> RulePool:
         name=custom.name,
         reward_kwargs=custom.reward_kwargs,
         whole_groups=config.reward_model.reward_manager == "batch",
+        reads_episodes=True,
     )
 
 
@@ -225,7 +226,15 @@ def reward_mix(
 
     return CompositeReward(
         [
-            MixedPart(part.name, queue(part), part.weight, part.normalize, part.skip_failed, part.optional)
+            MixedPart(
+                part.name,
+                queue(part),
+                part.weight,
+                part.normalize,
+                part.skip_failed,
+                part.optional,
+                by_turns=part.kind.by_turns,
+            )
             for part in reward_parts(config)
         ]
     )

@@ -263,7 +263,7 @@ def check_agreement(
     own = None if rollout is None else dict(rollout.generate([Request(prompt, sampling, seed=0)]))[0]
     completion = next(found for found in ([own] if alone else all_gather_objects(own)) if found is not None)
     answer = PendingAnswer(Prompt(0, (), "", prompt, ""), 0, completion, "", ())
-    batch = Batch.pack(answer.trajectories(Score(1.0)))
+    batch = Batch.pack([answer.trajectory(completion, Score(1.0))])
     difference = float((actor.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().mean())
     if not difference <= LARGEST_DIFFERENCE:  # nan, too
         raise ModelError(

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from rloom.types import Sample, Score
+from rloom.types import Message, Sample, Score
 
 LARGEST_LIMIT = 1_000_000  # a tokenizer without a limit has a model_max_length of 1e30
 
@@ -48,9 +48,8 @@ class ConversationEncoder:
         return [one for one in found if one is not None]
 
     def rendered(self, sample: Sample) -> str:
-        messages = [dict(message) for message in messages_of(sample)]
-        answer = {"role": "assistant", "content": sample.response}
-        text: str = self.tokenizer.apply_chat_template([*messages, answer], tokenize=False, add_generation_prompt=False)
+        messages = [dict(message) for message in (*messages_of(sample), *sample.answer_messages)]
+        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
         return text
 
     def shortened(self, tokens: list[int]) -> Conversation:
@@ -60,8 +59,8 @@ class ConversationEncoder:
         return Conversation(tuple(kept), truncated=True)
 
     def pairs(self, samples: Sequence[Sample]) -> list[Conversation | Score]:
-        questions = ["\n".join(message["content"] for message in messages_of(sample)) for sample in samples]
-        answers = [sample.response for sample in samples]
+        questions = ["\n".join(map(message_text, messages_of(sample))) for sample in samples]
+        answers = ["\n".join(map(message_text, sample.answer_messages)) for sample in samples]
         encoded = self.tokenizer(questions, answers, verbose=False)
         found: list[Conversation | Score] = []
         for row, tokens in enumerate(encoded["input_ids"]):
@@ -98,6 +97,10 @@ class ConversationEncoder:
 
 def messages_of(sample: Sample) -> Sequence[Any]:
     return sample.messages or ({"role": "user", "content": sample.prompt},)
+
+
+def message_text(message: Message) -> str:
+    return str(message["content"])
 
 
 def pair(encoded: Any, row: int, *, truncated: bool = False) -> Conversation:

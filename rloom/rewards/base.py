@@ -76,6 +76,7 @@ class Setup:
     timeout_s: float  # for one call
     load_limit_s: float  # for importing a file or a library
     sandbox: Mapping[str, Any] | None = None  # reward_model.sandbox, for the rules that run generated code
+    reads_episodes: bool = False  # it gets all that followed the prompt; rules get the last turn
 
 
 class Style(enum.Enum):

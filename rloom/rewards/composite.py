@@ -57,6 +57,7 @@ class MixedPart:
     normalize: bool = False  # by the running mean and standard deviation of this part
     skip_failed: bool = False  # if this part fails, the others of the same sign count with its weight
     optional: bool = False  # a row to which it does not apply has the sum of the other parts, as in TRL
+    by_turns: bool = False  # it is the sum of rewards that the turns of an episode have
 
 
 class CompositeReward:
@@ -87,6 +88,11 @@ class CompositeReward:
             else:
                 found.failures.append(f"{part.name}: {score.reason}")
         return found.score()
+
+    @property
+    def turn_weight(self) -> float:
+        """What a reward of a turn counts in the score. A part that is normalized counts as a whole, at the end."""
+        return sum(part.weight for part in self.parts if part.by_turns and not part.normalize)
 
     def metrics(self) -> dict[str, float]:
         found: dict[str, float] = {}

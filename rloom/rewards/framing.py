@@ -15,10 +15,10 @@ def framed(body: bytes) -> bytes:
 def read_frame(receive: Callable[[int], bytes], longest: int | None = None) -> bytes:
     """The next body. `receive(n)` returns 1 to n bytes, or none at the end of the file, which is an EOFError here.
     ValueError if it has more than `longest` bytes."""
-    (length,) = _LENGTH.unpack(_exactly(_LENGTH.size, receive))
+    (length,) = _LENGTH.unpack(exactly(_LENGTH.size, receive))
     if longest is not None and length > longest:
         raise ValueError(f"a message of {length} bytes; at most {longest} are read")
-    return _exactly(length, receive)
+    return exactly(length, receive)
 
 
 def frame_end(data: memoryview, start: int) -> int | None:
@@ -36,7 +36,7 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _exactly(count: int, receive: Callable[[int], bytes]) -> bytes:
+def exactly(count: int, receive: Callable[[int], bytes]) -> bytes:
     parts: list[bytes] = []
     while count:
         part = receive(min(count, 1 << 20))

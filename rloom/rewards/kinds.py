@@ -52,6 +52,7 @@ class RewardKind:
     is_default: Callable[[Any], bool] | None = None  # it is the reward where no other is set; the first one counts
     section: str | None = None  # keys that only this kind reads
     title: str | None = None  # in train.sh's sentence about the reward
+    by_turns: bool = False  # it is the sum of rewards that the turns of an episode have
     by_data_source: bool = False  # every row needs a data_source with a rule
     check_prompts: Reference | None = None  # (configuration, prompts): RewardError where it cannot score them
     takes_function: bool = False  # the calling program may give its function
@@ -79,6 +80,7 @@ KINDS: Mapping[str, RewardKind] = {
         is_set=lambda config: episode_kind(config) is not None,
         alone=False,
         is_default=gives_rewards,
+        by_turns=True,
         title="environment",
     ),
     "rules": RewardKind(

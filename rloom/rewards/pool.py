@@ -71,10 +71,12 @@ class RulePool:
         reward_kwargs: Mapping[str, Any] | None = None,
         whole_groups: bool = False,
         sandbox: Mapping[str, Any] | None = None,
+        reads_episodes: bool = False,
     ) -> None:
         if num_workers < 1:
             raise RewardError(f"num_workers={num_workers}: rewards are computed in worker processes; use 1 or more")
-        self._setup = Setup(path, name, dict(reward_kwargs or {}), whole_groups, timeout_s, LOAD_LIMIT_S, sandbox)
+        kwargs = dict(reward_kwargs or {})
+        self._setup = Setup(path, name, kwargs, whole_groups, timeout_s, LOAD_LIMIT_S, sandbox, reads_episodes)
         self._style = Style.ANSWER if path is None else None
         self._waiting: deque[Job] = deque()
         self._workers = [_Worker(self._setup, self._waiting, num_workers, self._put_back) for _ in range(num_workers)]
@@ -268,12 +270,20 @@ class _Worker:
             call, index = waiting.popleft()
             group = call.groups[index]
             try:
-                request.append((len(group), pickled(tuple(_fields(sample, self._style) for sample in group))))
+                request.append((len(group), pickled(tuple(self._fields(sample) for sample in group))))
             except Exception as error:  # pickle raises errors of many types
                 call.fail(index, f"this row cannot be sent to a reward worker: {type(error).__name__}: {error}")
             else:
                 waiting.append((call, index))
         return encode(request)
+
+    def _fields(self, sample: Sample) -> Fields:
+        """Without what a function of this style is not given. Rules read the last turn of an episode."""
+        shared = (sample.data_source, sample.prompt, sample.response, sample.ground_truth, dict(sample.extra_info))
+        episode = sample.episode if self._setup.reads_episodes else None
+        if self._style is Style.COLUMNS:
+            return (*shared, sample.messages, (), sample.response_tokens, sample.columns, episode)
+        return shared if episode is None else (*shared, (), (), (), {}, episode)
 
     async def _running_process(self) -> WorkerProcess:
         if self._process is None:
@@ -297,11 +307,3 @@ def _timed_out(group: SampleGroup, setup: Setup) -> str:
         f"timed out after {key}{limit_s:g} s (data_source={group[0].data_source!r}, "
         f"a response of {len(group[0].response)} characters); its worker was replaced"
     )
-
-
-def _fields(sample: Sample, style: Style) -> Fields:
-    """Without what a function of this style is not given."""
-    shared = (sample.data_source, sample.prompt, sample.response, sample.ground_truth)
-    if style is Style.COLUMNS:
-        return (*shared, sample.extra_info, sample.messages, (), sample.response_tokens, sample.columns)
-    return (*shared, dict(sample.extra_info))

@@ -34,13 +34,13 @@ def encode(sample: Sample) -> EncodedSample:
     """ValueError or TypeError: the row holds a value that JSON does not have."""
     truth = sample.ground_truth
     fields = {
-        "query": sample.prompt + sample.response,
+        "query": sample.prompt + sample.whole_response,
         "prompts": sample.prompt,
         "labels": "" if truth is None else truth,
-        "responses": sample.response,
+        "responses": sample.whole_response,
         "data_sources": sample.data_source,
         "ground_truths": truth,
-        "extra_infos": dict(sample.extra_info),
+        "extra_infos": dict(sample.info),
     }
     return {name: json.dumps(value, allow_nan=False) for name, value in fields.items()}
 

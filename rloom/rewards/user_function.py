@@ -222,7 +222,7 @@ class FunctionCaller:
         }[style]
 
     def for_answer(self, sample: Sample) -> Score:
-        values = (sample.data_source, sample.response, sample.ground_truth, sample.extra_info)
+        values = (sample.data_source, sample.whole_response, sample.ground_truth, sample.info)
         try:
             return to_score(self._result(dict(zip(ARGUMENTS, values, strict=True)) | self._kwargs), self._name)
         except BaseException as error:  # the user's code: a sys.exit() in it also fails only one sample
@@ -232,7 +232,7 @@ class FunctionCaller:
         return [self.for_answer(sample) for sample in group]
 
     def _with_lists(self, group: SampleGroup) -> list[Score]:
-        rows = [(sample.data_source, sample.response, sample.ground_truth, sample.extra_info) for sample in group]
+        rows = [(sample.data_source, sample.whole_response, sample.ground_truth, sample.info) for sample in group]
         columns = [list(column) for column in zip(*rows, strict=True)]
         arguments = dict(zip(GROUP_ARGUMENTS, columns, strict=True)) | self._kwargs
         return self._scores(group, arguments, lambda _, result: to_score(result, self._name))
@@ -243,7 +243,7 @@ class FunctionCaller:
     def _for_query(self, sample: Sample) -> Score:
         """As OpenRLHF does: lists of one answer in, a dict with `rewards`, `scores` and `extra_logs` out."""
         label = "" if sample.ground_truth is None else sample.ground_truth
-        values = ([sample.prompt + sample.response], [sample.prompt], [label])
+        values = ([sample.prompt + sample.whole_response], [sample.prompt], [label])
         try:
             result = self._result(dict(zip(QUERY_ARGUMENTS, values, strict=True)) | self._kwargs)
             if not isinstance(result, Mapping):
@@ -315,7 +315,7 @@ def _takes_all_keywords(function: Callable[..., Any]) -> bool:
 
 def _columns(group: SampleGroup) -> dict[str, Any]:
     rows = [
-        {**sample.extra_info, "data_source": sample.data_source, **_ground_truth(sample), **sample.columns}
+        {**sample.info, "data_source": sample.data_source, **_ground_truth(sample), **sample.columns}
         for sample in group
     ]
     names = dict.fromkeys(name for row in rows for name in row if name not in NOT_COLUMNS)
@@ -324,10 +324,12 @@ def _columns(group: SampleGroup) -> dict[str, Any]:
         **{name: [row.get(name) for row in rows] for name in names},
         "prompts": prompts,
         "completions": [
-            sample.response if isinstance(prompt, str) else [{"role": "assistant", "content": sample.response}]
+            sample.whole_response if isinstance(prompt, str) else [dict(message) for message in sample.answer_messages]
             for sample, prompt in zip(group, prompts, strict=True)
         ],
-        "completion_ids": [list(sample.response_tokens) for sample in group],
+        "completion_ids": [
+            list(sample.response_tokens if sample.episode is None else sample.episode.tokens) for sample in group
+        ],
     }
 
 

@@ -50,11 +50,11 @@ def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bo
     Scores and rewards are over valid samples, advantages, returns and values over the tokens in the loss, lengths over
     all samples. `finished`: which samples ended before the length limit.
     """
-    loss_mask_T = batch.loss_mask_T
+    loss_mask_T, scored_N = batch.loss_mask_T, batch.valid_N & batch.counted_N
     response_N = _sum_by_sample(batch, batch.mask_T.double())
     metrics = {
-        **_spread_with_std("critic/score", batch.score_N[batch.valid_N]),
-        **_spread_with_std("critic/rewards", _sum_by_sample(batch, rewards_T.double())[batch.valid_N]),
+        **_spread_with_std("critic/score", batch.score_N[scored_N]),
+        **_spread_with_std("critic/rewards", _sum_by_sample(batch, rewards_T.double())[scored_N]),
         **_spread("critic/advantages", batch.advantages_T[loss_mask_T]),
         **_spread("response_length", response_N),
         **_spread("prompt_length", batch.length_N - response_N),

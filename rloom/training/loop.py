@@ -14,9 +14,8 @@ from rloom.algos.correction import CorrectionSettings, correct, mismatch
 from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, overlong_penalty
 from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_rewards
 from rloom.algos.objectives import Metrics
-from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
-from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
+from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, one_for_each
 from rloom.data.stream import PromptStream
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.episodes.record import episode_metrics
@@ -215,7 +214,7 @@ class Training(StepLoop):
 
     def report_failures(self, trajectories: Sequence[Trajectory]) -> None:
         """Log failed rewards with their reasons; too many of them stop the run."""
-        scores = [trajectory.score for trajectory in trajectories]
+        scores = [trajectory.score for trajectory in one_for_each(trajectories)]
         check_failures(scores, self.settings.max_failed_share)
         if reasons := common_reasons(scores):
             failed = sum(not score.ok for score in scores)
@@ -250,7 +249,8 @@ class Training(StepLoop):
         """For each trajectory, the score of the greedy answer to its prompt; NaN where that score failed."""
         prompts = {trajectory.group: trajectory.prompt for trajectory in trajectories}
         greedy = replace(self.settings.sampling, temperature=0.0)
-        batch = Batch.pack(self.answer(list(prompts.values()), 1, greedy, f"greedy/{step}", "gen_greedy"))
+        answers = self.answer(list(prompts.values()), 1, greedy, f"greedy/{step}", "gen_greedy")
+        batch = Batch.pack(one_for_each(answers))
         score_G = self.penalised(batch).score_N.where(batch.valid_N, torch.nan)
         index_of = {group: index for index, group in enumerate(prompts)}
         return score_G[torch.tensor([index_of[trajectory.group] for trajectory in trajectories])]
@@ -260,8 +260,9 @@ class Training(StepLoop):
         overlong = self.settings.overlong
         if overlong is None:
             return batch
-        length_N = sum_by_sample(batch.mask_T.float(), batch.sample_T, len(batch))
-        penalty_N = overlong_penalty(length_N, overlong.max_length, overlong.buffer, overlong.factor)
+        penalty_N = overlong_penalty(
+            batch.answer_length_N.float(), overlong.max_length, overlong.buffer, overlong.factor
+        )
         return replace(batch, score_N=batch.score_N + penalty_N)
 
     def rewards(
@@ -318,11 +319,10 @@ class Training(StepLoop):
         metrics = result.metrics | batch_metrics(
             train_batch, result.rewards_T, finished=[trajectory.finished for trajectory in result.trajectories]
         )
-        metrics |= part_metrics([trajectory.score for trajectory in result.trajectories])
+        answers = one_for_each(result.trajectories)
+        metrics |= part_metrics([answer.score for answer in answers])
         metrics |= self.roles.sampler.reward.metrics() | episode_metrics(result.trajectories)
-        log.show_first_rewards(
-            [(trajectory.prompt.data_source, trajectory.score) for trajectory in result.trajectories]
-        )
+        log.show_first_rewards([(answer.prompt.data_source, answer.score) for answer in answers])
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
         if self.dumps is not None:
@@ -348,8 +348,7 @@ class Training(StepLoop):
         with self.stage("testing"):
             answers = evaluator.answer(step, log.advance)
         self.report_failures(answers)
-        episodes = episode_metrics(answers)
-        metrics = evaluator.metrics(answers) | {f"val-aux/{name}": value for name, value in episodes.items()}
+        metrics = evaluator.metrics(answers)
         log.validation(step, metrics, evaluator.measures(answers))
         if self.dumps is not None:
             self.dumps.write("validation", step, partial(validation_table, answers))

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from rloom.algos.estimators import informative_groups
-from rloom.batch import Batch, Trajectory
+from rloom.batch import Batch, Trajectory, one_for_each
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner
 from rloom.errors import TrainingError
 from rloom.rewards.composite import CompositeReward
@@ -129,7 +129,7 @@ class Sampler:
                 "step": step,
                 **t.score.parts,
             }
-            for t in trajectories
+            for t in one_for_each(trajectories)
         ]
 
 

@@ -44,10 +44,10 @@ class PendingAnswer:
     text: str
     places: Sequence[ScoreIndex]  # one for each part of the reward
 
-    def trajectories(self, score: Score) -> list[Trajectory]:
-        """One; of an episode whose past was rewritten, several."""
+    def trajectories(self, score: Score, turn_weight: float) -> list[Trajectory]:
+        """One; of an episode whose past was rewritten, several. `turn_weight`: of rewards of turns in the score."""
         if isinstance(self.answer, EpisodeRecord):
-            return episode_trajectories(self.answer, self.prompt, self.group, score)
+            return episode_trajectories(self.answer, self.prompt, self.group, score, turn_weight)
         return [self.trajectory(self.answer, score)]
 
     def trajectory(self, completion: Completion, score: Score) -> Trajectory:
@@ -85,7 +85,8 @@ class PendingTrajectories:
             self.reward.update(rows)
         scores = map(self.reward.combine, rows)
         found = zip(self.answers, scores, strict=True)
-        return [trajectory for answer, score in found for trajectory in answer.trajectories(score)]
+        weight = self.reward.turn_weight
+        return [trajectory for answer, score in found for trajectory in answer.trajectories(score, weight)]
 
 
 class Generated(NamedTuple):
@@ -222,19 +223,21 @@ class Scoring:
         return found
 
     def _decoded(self, arrived: Sequence[Generated]) -> list[Decoded]:
-        decoded: list[Decoded] = []
-        to_decode: list[tuple[Generated, Completion]] = []
-        for found in arrived:
-            if isinstance(found.answer, EpisodeRecord):  # its turns are decoded
+        tokens = [answer_tokens(found.answer) for found in arrived]
+        decoded = []
+        for found, own, text in zip(arrived, tokens, self.decode(tokens), strict=True):
+            if isinstance(found.answer, EpisodeRecord):
                 self.texts[found.row] = found.answer.text
-                decoded.append(Decoded(found.row, found.group, episode_sample(found.prompt, found.answer)))
+                sample = episode_sample(found.prompt, found.answer, text)
             else:
-                to_decode.append((found, found.answer))
-        tokens = [tuple(completion.tokens_L.tolist()) for _, completion in to_decode]
-        for (found, _), own, text in zip(to_decode, tokens, self.decode(tokens), strict=True):
-            self.texts[found.row] = text
-            decoded.append(Decoded(found.row, found.group, sample_of(found.prompt, own, text)))
+                self.texts[found.row] = text
+                sample = sample_of(found.prompt, own, text)
+            decoded.append(Decoded(found.row, found.group, sample))
         return decoded
+
+
+def answer_tokens(answer: Completion | EpisodeRecord) -> tuple[int, ...]:
+    return answer.after_prompt if isinstance(answer, EpisodeRecord) else tuple(answer.tokens_L.tolist())
 
 
 def sample_of(prompt: Prompt, tokens: tuple[int, ...], text: str) -> Sample:

@@ -104,6 +104,11 @@ def prompt_of(sample: Sample) -> str:
     return conversation(sample.messages) if sample.messages else sample.prompt
 
 
+def answer_of(sample: Sample) -> str:
+    """Of an episode of several turns: its messages, with their roles."""
+    return sample.response if sample.episode is None else conversation(sample.episode.messages)
+
+
 def as_text(value: Any) -> str | None:
     if value is None or value == "":
         return None
@@ -220,14 +225,14 @@ def is_preset(found: Any) -> bool:
 def question_about_one(prompts: Prompts, group: SampleGroup, allowed: Range) -> tuple[str, str]:
     """(system, user) for the only sample of a group."""
     [sample] = group
-    values = values_of(sample, sample.response)
+    values = values_of(sample, answer_of(sample))
     return filled(prompts, values, prompts.form.one.format(low=allowed.low, high=allowed.high))
 
 
 def question_about_all(prompts: Prompts, group: SampleGroup, allowed: Range) -> tuple[str, str]:
     """(system, user) for all answers to a prompt, numbered from 1."""
     form = prompts.form
-    values = values_of(group[0], numbered([sample.response for sample in group], form.heading))
+    values = values_of(group[0], numbered([answer_of(sample) for sample in group], form.heading))
     return filled(prompts, values, form.several.format(count=len(group), low=allowed.low, high=allowed.high))
 
 

@@ -76,7 +76,7 @@ def environment_file(tmp_path_factory):
 
 def run(environment_file, scripts, *, name="chatml", limits=None, rows=None):
     """Episodes whose answers are those of `scripts`; the records in their order, and the sampled tokens of each."""
-    limits = limits or Limits(400, turns=8, call_s=0.3, result_characters=20)
+    limits = limits or Limits(400, turns=8, call_s=5.0, result_characters=20)
     pool = EnvironmentPool(Setup(f"{environment_file}:Game", {}, limits), most=8)
     assert pool.load() == ()
     tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
@@ -135,9 +135,11 @@ def test_rewards_of_turns_are_at_their_last_tokens(environment_file):
     rewards_T = token_rewards(Batch.pack([trajectory]))
     last = [turn.stop - 1 for turn in trajectory.turns]
     assert rewards_T[last].tolist() == [0.25, 0.25] and rewards_T.sum() == 0.5
-    # a mix of rewards is given at the end
-    mixed = token_rewards(Batch.pack(episode_trajectories(record, prompt, 0, Score(0.9))))
-    assert mixed[last].tolist() == pytest.approx([0.0, 0.9])
+    # a mix in which they count half: the rest of the score is at the end
+    mixed = token_rewards(Batch.pack(episode_trajectories(record, prompt, 0, Score(0.9), turn_weight=0.5)))
+    assert mixed[last].tolist() == pytest.approx([0.125, 0.775])
+    other = token_rewards(Batch.pack(episode_trajectories(record, prompt, 0, Score(0.9), turn_weight=0.0)))
+    assert other[last].tolist() == pytest.approx([0.0, 0.9])
 
 
 def test_a_rewritten_past_begins_a_branch_and_every_sampled_token_is_trained_once(environment_file):
@@ -217,7 +219,7 @@ def test_faults_end_only_their_own_episode_within_the_limit(environment_file, tm
     assert found["raise"].failure == "ValueError: no such move"
     assert found["exit"].failure == "its process ended"
     assert found["hang"].failure == "CallTimeout: it took longer than its limit"
-    assert found["hang for ever"].failure == "no answer after 0.3 s; its process was killed"
+    assert found["hang for ever"].failure == "no answer after 5 s; its process was killed"
     assert found["print"].ending is found["7"].ending is found["long"].ending is Ending.DONE
     (cut,) = [
         node.messages[0]["content"] for node in found["long"].episode.nodes if node.messages[0]["content"][0] == "y"
@@ -236,7 +238,13 @@ def test_faults_end_only_their_own_episode_within_the_limit(environment_file, tm
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{child}")
     metrics = episode_metrics(trajectories)
-    assert metrics["episode/ended/environment_failed"] == 10 / 16 and metrics["episode/ended/done"] == 6 / 16
+    ended = {name.removeprefix("episode/ended/"): value * 16 for name, value in metrics.items() if "ended" in name}
+    assert {name: count for name, count in ended.items() if count} == {
+        "done": 6,
+        "environment_failed": 2,
+        "environment_did_not_answer": 4,
+        "environment_exited": 4,
+    }
 
 
 def test_an_environment_that_cannot_begin_is_an_episode_without_turns(environment_file):

@@ -1,0 +1,79 @@
+"""Log-probs of a scoring pass over episodes of several turns and branches are those that the engine recorded."""
+
+import random
+from contextlib import closing
+
+import pytest
+
+from rloom.batch import Batch
+from rloom.episodes.base import Limits
+from rloom.episodes.record import episode_trajectories
+from rloom.episodes.runner import EpisodeRow, EpisodeRunner, LimitReached
+from rloom.episodes.template import TurnTemplate
+from rloom.episodes.writer import Texts
+from rloom.rollout.base import Request, Sampling
+from rloom.rollout.native.engine import NativeRollout
+from rloom.types import Prompt, Score
+from tests.helpers import FAMILIES, engine_of, policy, save_model
+from tests.moe import MOE_FAMILIES
+from tests.unit.episodes.conversations import tokenizer_for
+
+VOCABULARY, STOP = 40, 7
+
+
+class TokensDriver:
+    """An agent that sends tokens: it goes on from its answers, and at times from the middle of its history."""
+
+    async def run(self, run) -> None:
+        draw = random.Random(run.row.row)
+        tokens = [draw.randrange(10, VOCABULARY) for _ in range(4)]
+        try:
+            for _ in range(5):
+                answer = await run.answer(run.writer.read_tokens(tokens), max_tokens=draw.randrange(1, 6))
+                tokens = [*run.writer.episode.tokens(answer), draw.randrange(10, VOCABULARY)]
+                if draw.random() < 0.3:
+                    tokens = tokens[len(tokens) // 2 :]
+        except LimitReached as reached:
+            run.ending = reached.ending
+
+    async def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe", "mixtral"])
+def test_a_scoring_pass_gives_the_recorded_logprobs(family, tmp_path):
+    config = MOE_FAMILIES[family]() if family in MOE_FAMILIES else FAMILIES[family]()
+    network = policy(save_model(tmp_path, config))
+    engine = engine_of(network)
+    rollout = NativeRollout(
+        network,
+        owner=engine,
+        max_sequences=4,
+        max_prefill_tokens=64,
+        memory_share=0.1,
+        free_cache=True,
+        records_routing=family in MOE_FAMILIES,
+    )
+    texts = Texts(TurnTemplate(tokenizer_for("chatml")), lambda tokens: "", {STOP: "."})
+    runner = EpisodeRunner(TokensDriver(), texts, Limits(40))
+    prompts = [Prompt(n, (), "", (), "") for n in range(12)]
+    rows = [EpisodeRow(n, 0, prompt, lambda turn, n=n: 100 * n + turn) for n, prompt in enumerate(prompts)]
+    records, sent = {}, 0
+    with closing(runner), runner.started(rows, Sampling(40, stop_ids=(STOP,)), shares=1) as turns:
+        while (requests := turns.next_requests(0)) is not None:
+            for row, completion in rollout.generate([Request(r.tokens, r.sampling, r.seed) for r in requests]):
+                turns.complete(0, sent + row, completion)
+            sent += len(requests)
+            records |= dict(turns.take_finished())
+    found = [t for n in range(12) for t in episode_trajectories(records[n], prompts[n], n, Score(1.0))]
+    assert max(t.branch for t in found) >= 1 and max(len(t.turns) for t in found) >= 3
+    batch = Batch.pack(found)
+    assert (batch.experts_TMK is not None) == (family in MOE_FAMILIES)
+    difference_A = (engine.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs()
+    assert float(difference_A.max()) < 1e-4
+    # planted: a token of the environment is another one than the engine had
+    other = Batch.pack(found)
+    place = int((~other.mask_T).nonzero()[1])
+    other.tokens_T[place] = 10 + (int(other.tokens_T[place]) - 9) % 30
+    assert float((engine.score(other) - other.rollout_logprobs_T)[other.mask_T].abs().max()) > 1e-3

@@ -1,0 +1,214 @@
+"""What an engine sampled is what is recorded and trained: every token once, after the context it was sampled in."""
+
+import random
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from rloom.batch import Batch
+from rloom.episodes.base import Limits
+from rloom.episodes.record import episode_trajectories
+from rloom.episodes.runner import EpisodeRow, EpisodeRunner, LimitReached
+from rloom.episodes.template import TurnTemplate
+from rloom.episodes.writer import EpisodeWriter, Texts
+from rloom.launch.episodes import marked_decoder
+from rloom.rollout.base import Completion, Request, Sampling
+from rloom.types import Prompt, Score
+from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
+
+EPISODES = 2000
+TURNS = 100  # seeds of an episode
+PIECES = [
+    "7",
+    " the number",
+    "<think>hm</think>",
+    "</think>",
+    "\n",
+    " ",
+    "日",
+    "🙂",
+    "<|im_end|>",
+    "é",
+    "higher",
+    "[INST]",
+]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+@dataclass
+class Sampled:
+    request: Request
+    completion: Completion
+
+
+@dataclass
+class RandomEngine:
+    """Answers with random tokens, which need not be those of any text, and log-probs that no other token has."""
+
+    name: str
+    stop: int
+    vocabulary: int
+    answers: list[Sampled] = field(default_factory=list)
+    drawn: int = 0
+
+    def answer(self, number: int, request: Request) -> Completion:
+        draw = random.Random(request.seed)
+        tokens = self.tokens(draw)
+        finished = draw.random() < 0.9
+        tokens = [token for token in tokens if token != self.stop] + [self.stop] * finished
+        if len(tokens) > request.sampling.max_new_tokens:
+            tokens, finished = tokens[: request.sampling.max_new_tokens], False
+        tokens = tokens or [self.stop]
+        finished = tokens[-1] == self.stop
+        logprobs_L = -torch.arange(self.drawn + 1, self.drawn + 1 + len(tokens), dtype=torch.float32)
+        self.drawn += len(tokens)
+        completion = Completion(number, torch.tensor(tokens), logprobs_L, finished, version=draw.randrange(3))
+        self.answers.append(Sampled(request, completion))
+        return completion
+
+    def tokens(self, draw: random.Random) -> list[int]:
+        if draw.random() < 0.2:
+            return [draw.randrange(self.vocabulary) for _ in range(draw.randrange(8))]
+        if draw.random() < 0.2:
+            return encode(CALL, self.name)
+        return [token for _ in range(draw.randrange(5)) for token in encode(draw.choice(PIECES), self.name)]
+
+
+@dataclass(frozen=True)
+class RandomDriver:
+    """Episodes with environments, with agents that send messages and change their history, or that send tokens."""
+
+    name: str
+
+    async def run(self, run) -> None:
+        draw = random.Random(run.row.row)
+        try:
+            await draw.choice([self.with_environment, self.with_messages, self.with_tokens])(run, draw)
+        except LimitReached as reached:
+            run.ending = reached.ending
+
+    async def with_environment(self, run, draw) -> None:
+        leaf = run.writer.begin([{"role": "user", "content": draw.choice(PIECES) + "?"}])
+        for _ in range(draw.randrange(1, 6)):
+            answer = await run.answer(leaf)
+            leaf = run.writer.add(answer, self.replies(draw, run.writer.text(answer)))
+
+    async def with_messages(self, run, draw) -> None:
+        messages = [{"role": "user", "content": draw.choice(PIECES) + "?"}]
+        for _ in range(draw.randrange(1, 7)):
+            answer = await run.answer(run.writer.read(messages), draw.choice([None, None, 3]))
+            if draw.random() < 0.15:  # asks again
+                continue
+            messages = [*messages, *run.writer.episode.nodes[answer].messages, *self.replies(draw, "")]
+            if draw.random() < 0.15:  # shortens its history
+                messages = [{"role": "user", "content": "summary"}]
+            elif draw.random() < 0.15:  # goes back
+                messages = messages[: 1 + 2 * draw.randrange((len(messages) + 1) // 2)]
+
+    async def with_tokens(self, run, draw) -> None:
+        tokens = [draw.randrange(50) for _ in range(5)]
+        for _ in range(draw.randrange(1, 6)):
+            answer = await run.answer(run.writer.read_tokens(tokens))
+            if draw.random() < 0.2:
+                continue
+            tokens = [*run.writer.episode.tokens(answer), *(draw.randrange(50) for _ in range(draw.randrange(4)))]
+            if draw.random() < 0.1:
+                tokens = tokens[len(tokens) // 2 :]
+
+    def replies(self, draw, answer):
+        if self.name != "turns" and "<tool_call>" in answer:
+            return [{"role": "tool", "name": "add", "content": draw.choice(PIECES)}]
+        return [{"role": "user", "content": draw.choice(PIECES)}]
+
+    async def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def run_episodes(name: str, count: int):
+    """Records and prompts of the episodes, and what the engine sampled."""
+    tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
+    (stop_id,) = encode(stop, name)
+    template = TurnTemplate(tokenizer)
+    decode = lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)  # noqa: E731
+    texts = Texts(template, decode, {stop_id: stop}, marked_decoder(tokenizer, template.source))
+    limits = Limits(300, turns=5, turn_tokens=40, episode_tokens=700)
+    runner = EpisodeRunner(RandomDriver(name), texts, limits)
+    prompts = [Prompt(n, ({"role": "user", "content": "?"},), "", (), "") for n in range(count)]
+    rows = [EpisodeRow(n, n % 2, prompt, lambda turn, n=n: TURNS * n + turn) for n, prompt in enumerate(prompts)]
+    engine = RandomEngine(name, stop_id, len(tokenizer))
+    records, sent, open_shares = {}, [0, 0], {0, 1}
+    with closing(runner), runner.started(rows, Sampling(100), shares=2) as turns:
+        while open_shares:
+            for share in sorted(open_shares):
+                requests = turns.next_requests(share)
+                if requests is None:
+                    open_shares.discard(share)
+                    continue
+                for request in requests:
+                    turns.complete(share, sent[share], engine.answer(sent[share], request))
+                    sent[share] += 1
+            records |= dict(turns.take_finished())
+    return [records[n] for n in range(count)], prompts, engine
+
+
+def check(records, prompts, engine: RandomEngine) -> int:
+    """Every sampled token is trained once, after the tokens that the engine had before it. Returns the tokens."""
+    found = [
+        (number, trajectory)
+        for number, (record, prompt) in enumerate(zip(records, prompts, strict=True))
+        for trajectory in episode_trajectories(record, prompt, number, Score(1.0))
+    ]
+    batch = Batch.pack([trajectory for _, trajectory in found])
+    assert not batch.rollout_logprobs_T[~batch.mask_T].any()
+    assert int(batch.mask_T.sum()) == engine.drawn
+    by_first_logprob = {float(one.completion.logprobs_L[0]): one for one in engine.answers}
+    ends = batch.length_N.cumsum(0).tolist()
+    for (number, trajectory), end in zip(found, ends, strict=True):
+        start = end - len(trajectory.tokens_L)
+        for turn in trajectory.turns:
+            tokens_L = batch.tokens_T[start + turn.start : start + turn.stop]
+            logprobs_L = batch.rollout_logprobs_T[start + turn.start : start + turn.stop]
+            sampled = by_first_logprob.pop(float(logprobs_L[0]))  # once
+            assert torch.equal(tokens_L, sampled.completion.tokens_L)
+            assert torch.equal(logprobs_L, sampled.completion.logprobs_L)
+            assert turn.version == sampled.completion.version
+            assert batch.tokens_T[start : start + turn.start].tolist() == list(sampled.request.tokens)
+            assert batch.mask_T[start + turn.start : start + turn.stop].all()
+            assert sampled.request.seed // TURNS == number
+    assert not by_first_logprob  # none is missing
+    return engine.drawn
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_sampled_token_is_trained_once_in_its_context(name):
+    records, prompts, engine = run_episodes(name, -(-EPISODES // len(TEMPLATES)))
+    assert check(records, prompts, engine) > 1000
+    assert sum(record.branched for record in records) > 10
+    assert len({record.ending for record in records}) >= 3
+
+
+def test_branches_of_rewritten_pasts_are_among_them():
+    records, prompts, engine = run_episodes("drops reasoning", 100)
+    assert sum(record.rewritten for record in records) > 5
+    assert sum(len(list(record.episode.branches())) > 1 for record in records) > 20
+    check(records, prompts, engine)
+
+
+def test_a_planted_re_encoding_is_found(monkeypatch):
+    """An answer that is decoded and encoded again has other tokens, and the check says so."""
+    answer = EpisodeWriter.answer
+
+    def re_encoded(self, parent, completion, seconds=0.0):
+        tokenizer = self.texts.template.tokenizer
+        text = tokenizer.decode(completion.tokens_L)
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"][: len(completion.tokens_L)]
+        tokens += [0] * (len(completion.tokens_L) - len(tokens))
+        tokens[-1] = int(completion.tokens_L[-1])
+        return answer(self, parent, replace(completion, tokens_L=torch.tensor(tokens)), seconds)
+
+    monkeypatch.setattr(EpisodeWriter, "answer", re_encoded)
+    with pytest.raises(AssertionError):
+        check(*run_episodes("chatml", 100))
