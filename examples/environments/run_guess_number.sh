@@ -21,13 +21,13 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     data.train_files="$out/data/train.parquet" \
     data.val_files="$out/data/test.parquet" \
     data.train_batch_size=16 \
-    data.max_response_length=128 \
+    data.max_response_length=96 \
     actor_rollout_ref.model.path="$out/start" \
     actor_rollout_ref.actor.optim.lr=3e-4 \
     actor_rollout_ref.actor.ppo_mini_batch_size=16 \
     actor_rollout_ref.rollout.n=8 \
     actor_rollout_ref.rollout.multi_turn.environment=guess_number \
-    actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4 \
+    actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3 \
     actor_rollout_ref.rollout.multi_turn.max_environments=64 \
     trainer.total_training_steps="${RL_STEPS:-60}" \
     trainer.test_freq=10 \

@@ -18,7 +18,7 @@ SFT_STEPS, STEPS = 40, 12
 
 @pytest.mark.slow
 def test_the_policy_begins_to_use_what_the_environment_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start counts 1, 2, 3, 4: 4 of 15 numbers. The rest of the way takes minutes: the next test."""
+    """The start mostly says 1, 1, 1. The rest of the way takes minutes: the next test."""
     monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
     prepare("guess_number", tmp_path / "data", None)
     rows = f"data.train_files={tmp_path}/data/train.parquet"
@@ -28,7 +28,7 @@ def test_the_policy_begins_to_use_what_the_environment_answers(tmp_path: Path, m
     keys = [
         "algorithm.adv_estimator=grpo",
         "data.train_batch_size=16",
-        "data.max_response_length=128",
+        "data.max_response_length=96",
         f"actor_rollout_ref.model.path={tmp_path}/start",
         "actor_rollout_ref.actor.optim.lr=3e-4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
@@ -49,7 +49,7 @@ def test_the_policy_begins_to_use_what_the_environment_answers(tmp_path: Path, m
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", ["guess_number", "calculator"])
 def test_the_example_reaches_80_percent(name: str, seed: int, tmp_path: Path) -> None:
-    """A policy of fixed guesses reaches 27 % of guess_number; without the tool the products are guesses."""
+    """Fixed guesses reach 43 % of guess_number; without the tool the products are guesses."""
     subprocess.run(
         ["bash", str(EXAMPLES / "environments" / f"run_{name}.sh"), "trainer.device=cpu"],
         env={**os.environ, "PYTHON": sys.executable, "OUT": str(tmp_path), "SEED": str(seed)},

@@ -73,8 +73,8 @@ def test_generated_data_take_no_source(tmp_path: Path) -> None:
 def test_without_files_a_run_trains_on_the_rows_of_its_environment() -> None:
     config = load_config([f"{MULTI_TURN}.environment=guess_number", "data.train_max_samples=-1"])
     data = read_data(config, UserObjects())
-    assert (len(data.train), len(data.held_out)) == (4096, 15)
-    assert data.train[0].read.messages == ({"role": "user", "content": "1-15?"},)
+    assert (len(data.train), len(data.held_out)) == (4096, 7)
+    assert data.train[0].read.messages == ({"role": "user", "content": "1-7?"},)
     assert read_data(load_config([f"{MULTI_TURN}.environment=python"]), UserObjects()).train[0].read.data_source == (
         "math_reasoning"
     )
