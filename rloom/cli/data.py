@@ -1,4 +1,4 @@
-"""`rloom data prepare NAME`, `rloom data check FILE`, `rloom data show FILE`"""
+"""`rloom data prepare NAME`, `rloom data environments`, `rloom data check FILE`, `rloom data show FILE`"""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rloom.data.chat import Tokenizer
     from rloom.data.rows import Columns
 
-SETS = "gsm8k, math, hh_rlhf, humaneval, mbpp or arithmetic"
+SETS = "gsm8k, math, hh_rlhf, humaneval, mbpp, arithmetic, or an environment with data of its own"
 SOURCES = """
 The files come from the Hugging Face hub, from a mirror of it (HF_ENDPOINT=https://hf-mirror.com) or from a folder:
   rloom data prepare gsm8k --local_save_dir ~/data/gsm8k
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     prepare.add_argument("name", help=SETS)
     _add_prepare_arguments(prepare, "~/data/NAME")
+    commands.add_parser("environments", help="list rloom's environments, their usual keys and how to make their data")
     check = commands.add_parser("check", help="errors (exit status 1) and warnings with their row numbers")
     check.add_argument("file", nargs="+", help="parquet, json or jsonl; a prompt in two files is a warning")
     check.add_argument("--max_prompt_length", type=int, metavar="TOKENS", help="as data.max_prompt_length of the run")
@@ -50,7 +51,12 @@ def main(arguments: Sequence[str]) -> int:
         reader.add_argument("--prompt_key", default="prompt", help="as data.prompt_key of the run")
         reader.add_argument("--reward_fn_key", default="data_source", help="as data.reward_fn_key of the run")
     given = parser.parse_args(arguments)
-    command = {"prepare": prepare_data, "check": check_data, "show": show_data}[given.command]
+    command = {
+        "prepare": prepare_data,
+        "environments": list_environments,
+        "check": check_data,
+        "show": show_data,
+    }[given.command]
     return run_safely(lambda: command(given))
 
 
@@ -77,6 +83,19 @@ def prepare_data(given: argparse.Namespace) -> int:
     folder = given.local_save_dir or Path("~/data") / given.name
     for file, rows in prepare(given.name, folder, given.source).items():
         print(translate(f"{file}: {rows} rows"))
+    return 0
+
+
+def list_environments(given: argparse.Namespace) -> int:
+    from rloom.environments.kinds import ENVIRONMENTS, MULTI_TURN
+
+    for name, kind in ENVIRONMENTS.items():
+        print(f"{name}\n  {translate(kind.description)}")
+        print(
+            "  " + " ".join(f"{key}={value}" for key, value in {f"{MULTI_TURN}.environment": name, **kind.keys}.items())
+        )
+        for data in (*([name] if kind.rows is not None else []), *kind.data):
+            print(f"  rloom data prepare {data}")
     return 0
 
 

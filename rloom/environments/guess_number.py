@@ -1,7 +1,7 @@
 """Guess a number: after each guess the environment says whether the number is larger or smaller.
 
-With 15 numbers and 4 guesses, a policy that takes the middle of what is left always finds the number, and one that does
-not read what the environment answers finds at most 4 of 15. The texts are short and in the vocabulary of the embedded
+With 7 numbers and 3 guesses, a policy that takes the middle of what is left always finds the number, and one that does
+not read what the environment answers finds at most 3 of 7. The texts are short and in the vocabulary of the embedded
 model. A row has a game of a careless student (`messages`) for supervised fine-tuning: it teaches the form of the game.
 """
 
@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 
 DATA_SOURCE = "rloom/guess_number"
-LOWEST, HIGHEST, TRIES = 1, 15, 4
+LOWEST, HIGHEST, TRIES = 1, 7, 3
 TRAIN_ROWS, SEED = 4096, 0
-TAKES_MIDDLE = 0.4  # how often the student does, instead of guessing at random
+TAKES_MIDDLE = 0.45  # how often the student takes the middle of what is left; otherwise he says 1, again and again
 LARGER, SMALLER, NO_NUMBER = "+", "-", "?"
 NUMBER = re.compile(r"\d+")
 
@@ -68,7 +68,7 @@ def game(number: int, random: Random) -> list[dict[str, str]]:
     """The messages after the prompt, of one game of the student."""
     low, high, messages = LOWEST, HIGHEST, []
     for left in reversed(range(TRIES)):
-        guess = (low + high) // 2 if random.random() < TAKES_MIDDLE else random.randint(LOWEST, HIGHEST)
+        guess = (low + high) // 2 if random.random() < TAKES_MIDDLE else LOWEST
         messages.append({"role": "assistant", "content": str(guess)})
         if guess == number or not left:
             break

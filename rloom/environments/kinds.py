@@ -27,7 +27,7 @@ ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
     "guess_number": EnvironmentKind(
         description="Guess a number; the answer is + if it is larger, - if it is smaller. Reward: 1 if found.",
         made="rloom.environments.guess_number:GuessNumber",
-        keys={f"{MULTI_TURN}.max_assistant_turns": 4, LENGTH: 128},
+        keys={f"{MULTI_TURN}.max_assistant_turns": 3, LENGTH: 96},
         rows="rloom.environments.guess_number:rows",
     ),
     "calculator": EnvironmentKind(
@@ -62,7 +62,7 @@ ENVIRONMENTS: Mapping[str, EnvironmentKind] = {
         description="A text game: find the key in a house of several rooms and leave by the locked door. Reward: 1 "
         "outside.",
         made="rloom.environments.rooms:Rooms",
-        keys={f"{MULTI_TURN}.max_assistant_turns": 24, LENGTH: 2048},
+        keys={f"{MULTI_TURN}.max_assistant_turns": 16, LENGTH: 2048},
         rows="rloom.environments.rooms:rows",
     ),
 }

@@ -62,10 +62,14 @@ class Question:
 class Sql:
     """Reward: 1 if the last query has the same rows as the reference, in any order unless the question asks for one."""
 
+    def __init__(self) -> None:
+        self._database = sqlite3.connect(":memory:")
+        self._reference = ""
+        self._found: list[tuple[Any, ...]] | None = None
+
     def reset(self, extra_info: dict[str, Any], reward_model: dict[str, Any], **row: Any) -> None:
         self._database = open_database(table_of(int(extra_info["database"])))
         self._reference = str(reward_model["ground_truth"])
-        self._found: list[tuple[Any, ...]] | None = None
 
     def query(self, sql: str) -> str:
         """Run one SELECT on the database and return its rows.

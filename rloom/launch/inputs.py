@@ -15,9 +15,11 @@ from rloom.data.chat import Tokenizer
 from rloom.data.examples import ChatColumns, ChatRow, read_chats
 from rloom.data.prompts import GivenRows, PromptRow, load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
+from rloom.environments.kinds import ENVIRONMENTS
 from rloom.errors import ConfigError, DataError
 from rloom.launch.model_sources import policy_source
 from rloom.models.source import EMBEDDED_FOLDER
+from rloom.plugins import referenced
 from rloom.types import Prompt
 
 log = logging.getLogger(__name__)
@@ -97,15 +99,30 @@ class Inputs:
 
 def read_data(config: Config, given: UserObjects) -> RunData:
     return RunData(
-        read_rows(config, given.train or training_files(config), config.data.train_max_samples, TRAIN),
+        read_rows(
+            config,
+            given.train or environment_rows(config, TRAIN) or training_files(config),
+            config.data.train_max_samples,
+            TRAIN,
+        ),
         held_out_rows(config, given.validation),
         given.functions,
     )
 
 
 def held_out_rows(config: Config, given: GivenRows | None = None) -> list[PromptRow]:
-    source = given or held_out_files(config)
+    source = given or environment_rows(config, HELD_OUT) or held_out_files(config)
     return read_rows(config, source, config.data.val_max_samples, HELD_OUT) if source else []
+
+
+def environment_rows(config: Config, field: str) -> GivenRows | None:
+    """The embedded data of an environment of rloom that has data of its own."""
+    kind = ENVIRONMENTS.get(config.actor_rollout_ref.rollout.multi_turn.environment or "")
+    files = config.data.train_files if field == TRAIN else config.data.val_files or config.data.train_files
+    if kind is None or kind.rows is None or files != EMBEDDED_NAME:
+        return None
+    train, test = referenced(kind.rows)()
+    return GivenRows(field, train if field == TRAIN else test)
 
 
 def training_files(config: Config | SftConfig) -> Files:

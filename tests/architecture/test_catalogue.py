@@ -16,11 +16,12 @@ RLOOM = ROOT / "rloom"
 TABLES = RLOOM / "assets" / "tables"
 OF_OTHERS = "argparse.txt"  # texts of argparse, in the help and the errors of commands
 OF_THE_PAGE = "page.txt"  # tests/architecture/test_page.py
-# No texts for users: scripts for a shell, prompts for models, generated problems and documents, patterns of warnings,
-# errors that an agent's program receives.
+# No texts for users: scripts for a shell, prompts for models and what environments answer them, generated problems and
+# documents, patterns of warnings, errors that an agent's program receives.
 NO_TEXTS = {
     "cli/completion.py", "config/describe.py", "data/prepare/arithmetic.py",
-    "engines/megatron/groups.py", "rewards/judge/store.py", "rewards/sandbox/launcher.py",
+    "engines/megatron/groups.py", "environments/python.py", "environments/rooms.py",
+    "environments/search.py", "environments/sql.py", "rewards/judge/store.py", "rewards/sandbox/launcher.py",
     "rollout/servers/trtllm_server.py", "runs/model_card.py", "view/server.py",
     *(f"episodes/gateway/{name}.py" for name in ("chat", "fields", "messages", "responses")),
 }  # fmt: skip

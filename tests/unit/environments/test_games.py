@@ -17,16 +17,15 @@ def guessing(number: int) -> GuessNumber:
 
 
 def test_the_environment_says_where_the_number_is_and_rewards_the_guess() -> None:
-    game = guessing(11)
-    assert game.step("8") == ("+", 0.0, False)
-    assert game.step("I say 3, or rather 12.") == ("-", 0.0, False)
-    assert game.step("11") == ("", 1.0, True)
+    game = guessing(5)
+    assert game.step("4") == ("+", 0.0, False)
+    assert game.step("I say 3, or rather 6.") == ("-", 0.0, False)
+    assert game.step("5") == ("", 1.0, True)
 
 
 def test_an_answer_without_a_number_takes_a_try() -> None:
     game = guessing(1)
-    assert [game.step(text) for text in ("", "none", "9" * 5000, "2")] == [
-        ("?", 0.0, False),
+    assert [game.step(text) for text in ("none", "9" * 5000, "2")] == [
         ("?", 0.0, False),
         ("-", 0.0, False),
         ("-", 0.0, True),
@@ -47,20 +46,21 @@ def found(player: Callable[[list[str]], int]) -> float:
 
 
 def middle(seen: list[str]) -> int:
-    guess, step = 8, 4
+    guess, step = 4, 2
     for sign in seen:
         guess, step = guess + (step if sign == "+" else -step), step // 2
     return guess
 
 
-def test_a_player_who_halves_what_is_left_always_wins_and_fixed_guesses_win_4_of_15() -> None:
+def test_a_player_who_halves_what_is_left_always_wins_and_fixed_guesses_win_3_of_7() -> None:
     assert found(middle) == 1.0
-    assert found(lambda seen: (8, 4, 12, 2)[len(seen)]) == 4 / 15
+    assert found(lambda seen: (4, 2, 6)[len(seen)]) == 3 / 7
+    assert found(lambda seen: 1) == 1 / 7
 
 
 def test_the_students_games_are_played_by_the_rules() -> None:
     train, test = guess_number.rows()
-    assert (len(train), [row["reward_model"]["ground_truth"] for row in test]) == (4096, [str(n) for n in range(1, 16)])
+    assert (len(train), [row["reward_model"]["ground_truth"] for row in test]) == (4096, [str(n) for n in range(1, 8)])
     won = 0
     for row in train:
         game, messages = guessing(int(row["reward_model"]["ground_truth"])), row["messages"][1:]
@@ -68,7 +68,7 @@ def test_the_students_games_are_played_by_the_rules() -> None:
             text, reward, done = game.step(guess["content"])
             assert done is (answer is None) and (answer is None or text == answer["content"])
         won += reward == 1.0
-    assert 0.15 < won / len(train) < 0.45  # careless: a policy that copies him has much to learn
+    assert 0.35 < won / len(train) < 0.45  # careless: a policy that copies him has much to learn
 
 
 def walk(house: int, actions: list[str]) -> tuple[str, float, bool]:
