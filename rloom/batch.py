@@ -232,6 +232,11 @@ class TokenRecord:
             self.ratio_T[index_T] = (outputs.output_T - old_logprobs_T[index_T]).exp()
 
 
+def answers_of(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """One trajectory of each answer: of an episode with several branches, the first."""
+    return [trajectory for trajectory in trajectories if trajectory.branch == 0]
+
+
 def pack_experts(trajectories: Sequence[Trajectory]) -> Tensor | None:
     """None if no trajectory has experts; -1 for the tokens of one that has none."""
     shapes = {t.experts_LMK.shape[1:] for t in trajectories if t.experts_LMK is not None}

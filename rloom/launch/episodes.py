@@ -60,16 +60,9 @@ def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callabl
     return lambda tokens: tokenizer.decode([token for token in tokens if token not in dropped])
 
 
-@contextmanager
-def open_episodes(
-    config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
-) -> Iterator[EpisodeRunner | None]:
-    """None: the run has answers of one turn."""
+def episode_limits(config: Config) -> Limits:
     keys = config.actor_rollout_ref.rollout.multi_turn
-    if keys.environment is None:
-        yield None
-        return
-    limits = Limits(
+    return Limits(
         response_tokens=config.data.max_response_length,
         turns=keys.max_assistant_turns,
         user_turns=keys.max_user_turns,
@@ -82,6 +75,18 @@ def open_episodes(
         at_limit=keys.at_limit,
         parallel_calls=keys.max_parallel_calls,
     )
+
+
+@contextmanager
+def open_episodes(
+    config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
+) -> Iterator[EpisodeRunner | None]:
+    """None: the run has answers of one turn."""
+    keys = config.actor_rollout_ref.rollout.multi_turn
+    if keys.environment is None:
+        yield None
+        return
+    limits = episode_limits(config)
     setup = Setup(environment_reference(keys.environment), keys.environment_kwargs, limits)
     pool = EnvironmentPool(setup, keys.max_environments)
     tools = pool.load()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rloom.batch import Trajectory
+from rloom.batch import Trajectory, answers_of
 from rloom.rollout.base import Sampling
 from rloom.runs.accuracy import validation_metrics
 from rloom.runs.measures import measured
@@ -28,7 +28,7 @@ class Evaluator:
         total = len(self.prompts) * self.answers_per_prompt
         trajectories: list[Trajectory] = []
         for first in range(0, len(self.prompts), size):
-            done = len(trajectories)
+            done = first * self.answers_per_prompt
 
             def advance(count: int, _: int, done: int = done) -> None:
                 progress(done + count, total)
@@ -42,12 +42,12 @@ class Evaluator:
 
     def measures(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
         """Accuracy or score, by data source."""
-        return measured((trajectory.prompt.data_source, trajectory.score) for trajectory in trajectories)
+        return measured((answer.prompt.data_source, answer.score) for answer in answers_of(trajectories))
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         groups: dict[int, list[Trajectory]] = {}
-        for trajectory in trajectories:
-            groups.setdefault(trajectory.group, []).append(trajectory)
+        for answer in answers_of(trajectories):
+            groups.setdefault(answer.group, []).append(answer)
         scores = [[np.nan if (a := t.score.accuracy) is None else a for t in group] for group in groups.values()]
         return validation_metrics(
             [group[0].prompt.data_source for group in groups.values()],
