@@ -272,7 +272,11 @@ class RunningEnvironment:
 
     async def call(self, *request: Any) -> Mapping[str, Any]:
         self.busy = True
-        found = await self.process.call(request, self.limit_s)
+        try:
+            found = await self.process.call(request, self.limit_s)
+        except WrongReply:
+            self.busy = False
+            raise
         self.busy = False
         if "failed" in found:
             ending = Ending.FAILED if found.get("in_time") else Ending.NO_ANSWER

@@ -76,10 +76,10 @@ def environment_file(tmp_path_factory):
     return file
 
 
-def run(environment_file, scripts, *, name="chatml", limits=None, rows=None):
+def run(environment_file, scripts, *, name="chatml", limits=None, rows=None, most=8, turns=8):
     """Episodes whose answers are those of `scripts`; the records in their order, and the sampled tokens of each."""
-    limits = limits or Limits(400, turns=8, call_s=5.0, result_characters=20)
-    pool = EnvironmentPool(Setup(f"{environment_file}:Game", {}, limits), most=8)
+    limits = limits or Limits(400_000, turns=turns, call_s=5.0, result_characters=20)
+    pool = EnvironmentPool(Setup(f"{environment_file}:Game", {}, limits), most=most)
     assert pool.load() == ()
     tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
     (stop_token,) = encode(stop, name)
