@@ -232,6 +232,23 @@ class TokenRecord:
             self.ratio_T[index_T] = (outputs.output_T - old_logprobs_T[index_T]).exp()
 
 
+def sum_by_episode(value_N: Tensor, batch: Batch) -> Tensor:
+    """For each sample, the sum over the branches of its episode."""
+    if batch.episode_N is None:
+        return value_N
+    _, member_N = batch.episode_N.unique(return_inverse=True)
+    return value_N.new_zeros(len(batch)).index_add(0, member_N, value_N)[member_N]
+
+
+def episode_returns(return_N: Tensor, score_N: Tensor, batch: Batch) -> Tensor:
+    """The sum of each sample's rewards. Branches of one episode share it: the score once, and the KL of all tokens."""
+    if batch.episode_N is None:
+        return return_N
+    has_tokens_N = torch.zeros_like(batch.valid_N).index_fill(0, batch.sample_T[batch.mask_T], True)
+    placed_N = score_N.to(return_N.dtype).where(has_tokens_N, 0)  # a score is at the last token of every branch
+    return placed_N + sum_by_episode(return_N - placed_N, batch)
+
+
 def answers_of(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """One trajectory of each answer: of an episode with several branches, the first."""
     return [trajectory for trajectory in trajectories if trajectory.branch == 0]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rloom.algos.packed import sum_by_episode, sum_by_sample
-from rloom.batch import Batch
+from rloom.algos.packed import sum_by_sample
+from rloom.batch import Batch, sum_by_episode
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rloom.algos.packed import Actions, Groups, episode_returns, sum_by_episode, sum_by_sample, whiten
-from rloom.batch import Advantages, Batch
+from rloom.algos.packed import Actions, Groups, sum_by_sample, whiten
+from rloom.batch import Advantages, Batch, episode_returns, sum_by_episode
 
 EPSILON = 1e-6
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rloom.algos.packed import masked_mean, sum_by_episode, sum_by_sample
-from rloom.batch import Batch
+from rloom.algos.packed import masked_mean, sum_by_sample
+from rloom.batch import Batch, sum_by_episode
 from rloom.errors import ConfigError
 
 KlEstimator = Callable[[Tensor, Tensor], Tensor]

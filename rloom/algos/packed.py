@@ -14,23 +14,6 @@ def sum_by_sample(value_T: Tensor, sample_T: Tensor, samples: int) -> Tensor:
     return value_T.new_zeros(samples).index_add(0, sample_T, value_T)
 
 
-def sum_by_episode(value_N: Tensor, batch: Batch) -> Tensor:
-    """For each sample, the sum over the branches of its episode."""
-    if batch.episode_N is None:
-        return value_N
-    _, member_N = batch.episode_N.unique(return_inverse=True)
-    return value_N.new_zeros(len(batch)).index_add(0, member_N, value_N)[member_N]
-
-
-def episode_returns(return_N: Tensor, score_N: Tensor, batch: Batch) -> Tensor:
-    """The sum of each sample's rewards. Branches of one episode share it: the score once, and the KL of all tokens."""
-    if batch.episode_N is None:
-        return return_N
-    has_tokens_N = sum_by_sample(batch.mask_T.long(), batch.sample_T, len(batch)) > 0
-    placed_N = score_N.to(return_N.dtype).where(has_tokens_N, 0)  # a score is at the last token of every branch
-    return placed_N + sum_by_episode(return_N - placed_N, batch)
-
-
 def masked_mean(value_T: Tensor, mask_T: Tensor) -> Tensor:
     """Mean over the mask; 0 where the mask is empty."""
     return value_T.where(mask_T, 0).sum() / mask_T.sum().clamp(min=1)

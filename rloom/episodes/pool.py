@@ -250,8 +250,9 @@ class RunningEnvironment:
         self.busy = False  # a call has no reply yet
         self.ended = False
 
-    async def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        return as_messages((await self.call(BEGIN, dict(row), tuple(messages))).get("messages"))
+    async def begin(self, row: Mapping[str, Any], messages: Sequence[Message], seed: int) -> tuple[Message, ...]:
+        """`seed`: of what it draws."""
+        return as_messages((await self.call(BEGIN, dict(row), tuple(messages), seed)).get("messages"))
 
     async def act(self, text: str) -> Observation:
         found = await self.call(ACT, text)

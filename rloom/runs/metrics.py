@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rloom.algos.packed import episode_returns, sum_by_episode
-from rloom.batch import Batch, TrainBatch
+from rloom.batch import Batch, TrainBatch, episode_returns, sum_by_episode
 from rloom.types import Score
 
 # Dense bf16 FLOP/s by a word in the device's name; the first match is used.

@@ -14,9 +14,9 @@ from rloom.algos.correction import CorrectionSettings, correct, mismatch
 from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, overlong_penalty
 from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_rewards
 from rloom.algos.objectives import Metrics
-from rloom.algos.packed import sum_by_episode, sum_by_sample
+from rloom.algos.packed import sum_by_sample
 from rloom.algos.registry import Algorithm
-from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, answers_of
+from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, answers_of, sum_by_episode
 from rloom.data.stream import PromptStream
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.rewards.composite import check_failures, common_reasons
