@@ -202,20 +202,6 @@ class TrainBatch(Batch):
         )
 
     @property
-    def answer_length_N(self) -> Tensor:
-        """Tokens from the first turn to the last, those of the environment between them too; 0 without a turn. The
-        branches of an episode have that of the longest."""
-        place_A = self.mask_T.nonzero().squeeze(1)  # A: generated tokens
-        sample_A, none_N = self.sample_T[place_A], self.length_N.new_zeros(len(self))
-        first_N = none_N.scatter_reduce(0, sample_A, place_A, "amin", include_self=False)
-        last_N = (none_N - 1).scatter_reduce(0, sample_A, place_A, "amax", include_self=False)
-        length_N = last_N - first_N + 1
-        if self.episode_N is None:
-            return length_N
-        longest_E = none_N.scatter_reduce(0, self.episode_N, length_N, "amax")
-        return longest_E[self.episode_N]
-
-    @property
     def loss_mask_T(self) -> Tensor:
         """The tokens in the loss: as in any batch, without those that rollout correction rejected."""
         mask_T = super().loss_mask_T
@@ -261,6 +247,28 @@ class TokenRecord:
             self.ratio_T[index_T] = (outputs.output_T - old_logprobs_T[index_T]).exp()
 
 
+def sum_by_episode(value_N: Tensor, batch: Batch) -> Tensor:
+    """For each sample, the sum over the branches of its episode."""
+    if batch.episode_N is None:
+        return value_N
+    _, member_N = batch.episode_N.unique(return_inverse=True)
+    return value_N.new_zeros(len(batch)).index_add(0, member_N, value_N)[member_N]
+
+
+def episode_returns(return_N: Tensor, score_N: Tensor, batch: Batch) -> Tensor:
+    """The sum of each sample's rewards. Branches of one episode share it: the score once, and the KL of all tokens."""
+    if batch.episode_N is None:
+        return return_N
+    has_tokens_N = torch.zeros_like(batch.valid_N).index_fill(0, batch.sample_T[batch.mask_T], True)
+    placed_N = score_N.to(return_N.dtype).where(has_tokens_N, 0)  # a score is at the last token of every branch
+    return placed_N + sum_by_episode(return_N - placed_N, batch)
+
+
+def answers_of(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """One trajectory of each answer: of an episode with several branches, the first."""
+    return [trajectory for trajectory in trajectories if trajectory.branch == 0]
+
+
 def pack_experts(trajectories: Sequence[Trajectory]) -> Tensor | None:
     """None if no trajectory has experts; -1 for the tokens of one that has none."""
     shapes = {t.experts_LMK.shape[1:] for t in trajectories if t.experts_LMK is not None}
@@ -279,11 +287,6 @@ def pack_episodes(trajectories: Sequence[Trajectory]) -> Tensor | None:
     """None if every episode is one trajectory. The branches of an episode follow each other."""
     first_N = torch.tensor([t.branch == 0 for t in trajectories])
     return None if first_N.all() else first_N.cumsum(0) - 1
-
-
-def one_for_each(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """One trajectory for each answer: of an episode with several branches, the first."""
-    return [trajectory for trajectory in trajectories if trajectory.branch == 0]
 
 
 def pack_in_loss(trajectories: Sequence[Trajectory]) -> Tensor | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rloom.algos.packed import sum_by_sample
-from rloom.batch import Batch
+from rloom.batch import Batch, sum_by_episode
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
@@ -31,9 +31,7 @@ def episode_tokens(batch: Batch) -> Tensor | None:
     """Tokens in the loss of each sample's episode. None: every sample is an episode."""
     if batch.episode_N is None:
         return None
-    count_N = sum_by_sample(batch.loss_mask_T.long(), batch.sample_T, len(batch))
-    _, member_N = batch.episode_N.unique(return_inverse=True)
-    return count_N.new_zeros(len(batch)).index_add(0, member_N, count_N)[member_N]
+    return sum_by_episode(sum_by_sample(batch.loss_mask_T.long(), batch.sample_T, len(batch)), batch)
 
 
 def aggregate(value_T: Tensor, batch: Batch, mode: str, counts: Counts) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.packed import Actions, Groups, sum_by_sample, whiten
-from rloom.batch import Advantages, Batch
+from rloom.batch import Advantages, Batch, episode_returns, sum_by_episode
 
 EPSILON = 1e-6
 
@@ -27,7 +27,7 @@ class AdvantageSettings:
 class AdvantageInputs:
     """The inputs of an estimator. Those that its registry entry does not require are None."""
 
-    batch: Batch
+    batch: Batch  # with the penalty of over-long answers in its scores
     rewards_T: Tensor  # score at the last generated token, minus the KL if it is part of the reward
     values_T: Tensor | None = None  # iff needs_critic
     greedy_N: Tensor | None = None  # iff needs_greedy: score of the greedy answer to the prompt; NaN if it failed
@@ -36,7 +36,8 @@ class AdvantageInputs:
     def return_N(self) -> Tensor:
         """R, the sum of a sample's rewards. In float64, so that the mean of equal returns equals them exactly."""
         batch = self.batch
-        return sum_by_sample(self.rewards_T.double().where(batch.mask_T, 0), batch.sample_T, len(batch))
+        return_N = sum_by_sample(self.rewards_T.double().where(batch.mask_T, 0), batch.sample_T, len(batch))
+        return episode_returns(return_N, batch.score_N, batch)
 
 
 def broadcast_to_tokens(inputs: AdvantageInputs, groups: Groups, advantage_N: Tensor) -> Advantages:
@@ -128,7 +129,7 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs, settings: AdvantageSet
 def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
     """On-policy RL with the optimal baseline (Hao et al. 2025): the group's mean, weighted by length."""
     batch, groups, return_N = inputs.batch, Groups.of(inputs.batch), inputs.return_N
-    length_N = sum_by_sample(batch.mask_T.to(return_N.dtype), batch.sample_T, len(batch))
+    length_N = sum_by_episode(sum_by_sample(batch.mask_T.to(return_N.dtype), batch.sample_T, len(batch)), batch)
     baseline_N = groups.total(length_N * return_N) / groups.total(length_N).clamp(min=1)
     return broadcast_to_tokens(inputs, groups, return_N - baseline_N)
 

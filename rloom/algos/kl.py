@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.packed import masked_mean, sum_by_sample
-from rloom.batch import Batch
+from rloom.batch import Batch, sum_by_episode
 from rloom.errors import ConfigError
 
 KlEstimator = Callable[[Tensor, Tensor], Tensor]
@@ -92,11 +92,12 @@ def token_rewards(batch: Batch, kl_T: Tensor | None = None, coefficient: float =
 
 
 def mean_sample_kl(batch: Batch, kl_T: Tensor) -> float:
-    """Mean over samples of their mean KL per token: the input of the adaptive controller."""
+    """Mean over samples of their mean KL per token: the input of the adaptive controller. Branches of one episode are
+    one sample."""
     mask_T = batch.loss_mask_T
-    count_N = sum_by_sample(mask_T.to(kl_T.dtype), batch.sample_T, len(batch))
-    kl_N = sum_by_sample(kl_T * mask_T, batch.sample_T, len(batch)) / count_N.clamp(min=1)
-    return float(masked_mean(kl_N, count_N > 0))
+    count_N = sum_by_episode(sum_by_sample(mask_T.to(kl_T.dtype), batch.sample_T, len(batch)), batch)
+    total_N = sum_by_episode(sum_by_sample(kl_T * mask_T, batch.sample_T, len(batch)), batch)
+    return float(masked_mean(total_N / count_N.clamp(min=1), (count_N > 0) & batch.counted_N))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Environments, as the episodes use them, and the messages between the driver and the processes they run in.
 
 Imports no torch: the processes start in milliseconds.
-driver → process: ("begin", row, messages), then ("act", text) for every answer, then ("end",), as pickles; after that
-the process closes the environment and ends.
+driver → process: ("begin", row, messages, seed), then ("act", text) for every answer, then ("end",), as pickles; after
+that the process closes the environment and ends.
 process → driver: one reply to each, as JSON: what comes from there may have been written by generated code, and a
 pickle could run it here.
 """

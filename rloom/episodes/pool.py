@@ -275,8 +275,9 @@ class RunningEnvironment:
         self.busy = False  # a call has no reply yet
         self.ended = False
 
-    async def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        return as_messages((await self.call(BEGIN, dict(row), tuple(messages))).get("messages"))
+    async def begin(self, row: Mapping[str, Any], messages: Sequence[Message], seed: int) -> tuple[Message, ...]:
+        """`seed`: of what it draws."""
+        return as_messages((await self.call(BEGIN, dict(row), tuple(messages), seed)).get("messages"))
 
     async def act(self, text: str) -> Observation:
         found = await self.call(ACT, text)
@@ -297,7 +298,11 @@ class RunningEnvironment:
 
     async def call(self, *request: Any) -> Mapping[str, Any]:
         self.busy = True
-        found = await self.process.call(request, self.limit_s)
+        try:
+            found = await self.process.call(request, self.limit_s)
+        except WrongReply:
+            self.busy = False
+            raise
         self.busy = False
         if "failed" in found:
             ending = Ending.FAILED if found.get("in_time") else Ending.NO_ANSWER

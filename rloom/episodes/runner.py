@@ -189,7 +189,8 @@ class EnvironmentDriver:
 
     async def converse(self, run: "RunningEpisode", environment: RunningEnvironment) -> None:
         prompt, writer = run.row.prompt, run.writer
-        leaf = writer.begin(await environment.begin(prompt.columns, prompt.messages), self.tools)
+        messages = await environment.begin(prompt.columns, prompt.messages, run.row.seed(0))
+        leaf = writer.begin(messages, self.tools)
         while True:
             answer = await run.answer(leaf)
             began = time.monotonic()

@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import pickle
+import random
 import select
 import signal
 import socket
@@ -176,8 +177,10 @@ def serve_episode(connection: socket.socket, setup: Setup, made: Any) -> None:
     def answer_to(what: str, *arguments: Any) -> Mapping[str, Any]:
         nonlocal environment
         if what == BEGIN:
+            row, messages, seed = arguments
+            set_seed(seed)
             environment = make_environment(made, setup.kwargs, setup.limits)
-            return {"messages": environment.begin(*arguments)}
+            return {"messages": environment.begin(row, messages)}
         assert environment is not None
         if what == ACT:
             return environment.act(*arguments).to_json()
@@ -196,6 +199,13 @@ def serve_episode(connection: socket.socket, setup: Setup, made: Any) -> None:
     finally:
         if environment is not None:
             limited(limit_s if what == END else CLOSE_S, closed, environment)
+
+
+def set_seed(seed: int) -> None:
+    """What an environment draws is a function of its episode: a resumed run draws the same."""
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
 
 
 def closed(environment: Environment) -> None:

@@ -15,7 +15,7 @@ from rloom.algos.kl import KlControl
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
-from rloom.batch import one_for_each
+from rloom.batch import answers_of
 from rloom.config.base import RunConfig
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs
@@ -382,5 +382,5 @@ def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> Eval
     config = load_saved(checkpoint, overrides, settings=[run_directory_of(checkpoint)])
     with open_evaluation(config, checkpoint) as evaluator:
         answers = evaluator.answer(state["step"], progress=lambda done, total: None)
-        check_failures([answer.score for answer in one_for_each(answers)], config.reward_model.max_failed_share)
+        check_failures([answer.score for answer in answers_of(answers)], config.reward_model.max_failed_share)
         return Evaluation(evaluator.metrics(answers), evaluator.measures(answers))

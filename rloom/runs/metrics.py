@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rloom.batch import Batch, TrainBatch
+from rloom.batch import Batch, TrainBatch, episode_returns, sum_by_episode
 from rloom.types import Score
 
 # Dense bf16 FLOP/s by a word in the device's name; the first match is used.
@@ -44,21 +44,28 @@ REPETITION_ANSWERS, REPETITION_TOKENS, FOUR = 64, 512, 4
 HASH_FACTOR = 6364136223846793005
 
 
-def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bool] | None = None) -> dict[str, float]:
+def batch_metrics(
+    batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bool] | None = None, penalty_N: Tensor | float = 0.0
+) -> dict[str, float]:
     """Scores, rewards, advantages, returns, values and lengths of one step.
 
     Scores and rewards are over valid samples, advantages, returns and values over the tokens in the loss, lengths over
-    all samples. `finished`: which samples ended before the length limit.
+    all samples; branches of one episode are one sample. `finished`: which samples ended before a limit.
+    Length of a response: the tokens that the policy sampled, in all turns and branches; those of an environment are in
+    no length. Length of a prompt: the tokens before the first sampled one. `penalty_N`: of over-long answers, which is
+    in the rewards and not in the scores.
     """
-    loss_mask_T, scored_N = batch.loss_mask_T, batch.valid_N & batch.counted_N
-    response_N = _sum_by_sample(batch, batch.mask_T.double())
+    loss_mask_T, counted_N = batch.loss_mask_T, batch.counted_N
+    response_N = sum_by_episode(_sum_by_sample(batch, batch.mask_T.double()), batch)[counted_N]
+    reward_N = episode_returns(_sum_by_sample(batch, rewards_T.double()), batch.score_N + penalty_N, batch)
+    valid_N = batch.valid_N & counted_N
     metrics = {
-        **_spread_with_std("critic/score", batch.score_N[scored_N]),
-        **_spread_with_std("critic/rewards", _sum_by_sample(batch, rewards_T.double())[scored_N]),
+        **_spread_with_std("critic/score", batch.score_N[valid_N]),
+        **_spread_with_std("critic/rewards", reward_N[valid_N]),
         **_spread("critic/advantages", batch.advantages_T[loss_mask_T]),
         **_spread("response_length", response_N),
-        **_spread("prompt_length", batch.length_N - response_N),
-        "reward/failed": float((~batch.valid_N).sum()),
+        **_spread("prompt_length", _first_sampled(batch)[counted_N]),
+        "reward/failed": float((~batch.valid_N & counted_N).sum()),
     }
     if batch.returns_T is not None:
         metrics |= _spread("critic/returns", batch.returns_T[loss_mask_T])
@@ -74,8 +81,9 @@ def batch_metrics(batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bo
 def equal_groups(batch: Batch) -> dict[str, float]:
     """`rollout/equal_groups`: share of the prompts whose answers all have the same score; in groups they have no
     advantage. Of the prompts with two valid answers or more."""
-    score_N = batch.score_N[batch.valid_N]
-    groups, group_N = batch.group_N[batch.valid_N].unique(return_inverse=True)
+    compared_N = batch.valid_N & batch.counted_N
+    score_N = batch.score_N[compared_N]
+    groups, group_N = batch.group_N[compared_N].unique(return_inverse=True)
     ends_G = [
         score_N.new_zeros(len(groups)).scatter_reduce(0, group_N, score_N, reduce=end, include_self=False)
         for end in ("amin", "amax")
@@ -203,6 +211,13 @@ def _spread_with_std(name: str, values: Tensor) -> dict[str, float]:
 
 def _sum_by_sample(batch: TrainBatch, values_T: Tensor) -> Tensor:
     return values_T.new_zeros(len(batch)).index_add(0, batch.sample_T, values_T)
+
+
+def _first_sampled(batch: TrainBatch) -> Tensor:
+    """Tokens of each sample before the first that the policy sampled."""
+    before_N = batch.length_N.cumsum(0) - batch.length_N
+    place_T = torch.arange(len(batch.tokens_T)) - before_N[batch.sample_T]
+    return batch.length_N.scatter_reduce(0, batch.sample_T[batch.mask_T], place_T[batch.mask_T], "amin")
 
 
 def _explained_variance(values_T: Tensor, returns_T: Tensor) -> dict[str, float]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rloom.batch import Trajectory, one_for_each
+from rloom.batch import Trajectory, answers_of
 from rloom.episodes.record import episode_metrics
 from rloom.rollout.base import Sampling
 from rloom.runs.accuracy import validation_metrics
@@ -29,7 +29,7 @@ class Evaluator:
         total = len(self.prompts) * self.answers_per_prompt
         trajectories: list[Trajectory] = []
         for first in range(0, len(self.prompts), size):
-            done = len(trajectories)
+            done = first * self.answers_per_prompt
 
             def advance(count: int, _: int, done: int = done) -> None:
                 progress(done + count, total)
@@ -43,12 +43,12 @@ class Evaluator:
 
     def measures(self, trajectories: Sequence[Trajectory]) -> dict[str, str]:
         """Accuracy or score, by data source."""
-        return measured((answer.prompt.data_source, answer.score) for answer in one_for_each(trajectories))
+        return measured((answer.prompt.data_source, answer.score) for answer in answers_of(trajectories))
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         groups: dict[int, list[Trajectory]] = {}
-        for trajectory in one_for_each(trajectories):
-            groups.setdefault(trajectory.group, []).append(trajectory)
+        for answer in answers_of(trajectories):
+            groups.setdefault(answer.group, []).append(answer)
         scores = [[np.nan if (a := t.score.accuracy) is None else a for t in group] for group in groups.values()]
         episodes = {f"val-aux/{name}": value for name, value in episode_metrics(trajectories).items()}
         return episodes | validation_metrics(

@@ -15,7 +15,7 @@ from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, overlong_
 from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import Algorithm
-from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, one_for_each
+from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, answers_of
 from rloom.data.stream import PromptStream
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.episodes.record import episode_metrics
@@ -157,7 +157,8 @@ class Training(StepLoop):
         greedy_N = self.greedy_scores(trajectories, step) if s.algorithm.needs_greedy else None
         with log.span("adv"):
             rewards_T, kl, reward_metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
-            found = s.algorithm.estimate(AdvantageInputs(batch, rewards_T, values_T, greedy_N), s.advantage)
+            inputs = AdvantageInputs(self.penalised(batch), rewards_T, values_T, greedy_N)
+            found = s.algorithm.estimate(inputs, s.advantage)
             train_batch = TrainBatch.of(
                 batch, found, old_logprobs_T=old_logprobs_T, ref_logprobs_T=ref_logprobs_T, values_T=values_T
             )
@@ -214,7 +215,7 @@ class Training(StepLoop):
 
     def report_failures(self, trajectories: Sequence[Trajectory]) -> None:
         """Log failed rewards with their reasons; too many of them stop the run."""
-        scores = [trajectory.score for trajectory in one_for_each(trajectories)]
+        scores = [answer.score for answer in answers_of(trajectories)]
         check_failures(scores, self.settings.max_failed_share)
         if reasons := common_reasons(scores):
             failed = sum(not score.ok for score in scores)
@@ -249,9 +250,8 @@ class Training(StepLoop):
         """For each trajectory, the score of the greedy answer to its prompt; NaN where that score failed."""
         prompts = {trajectory.group: trajectory.prompt for trajectory in trajectories}
         greedy = replace(self.settings.sampling, temperature=0.0)
-        answers = self.answer(list(prompts.values()), 1, greedy, f"greedy/{step}", "gen_greedy")
-        batch = Batch.pack(one_for_each(answers))
-        score_G = self.penalised(batch).score_N.where(batch.valid_N, torch.nan)
+        batch = Batch.pack(self.answer(list(prompts.values()), 1, greedy, f"greedy/{step}", "gen_greedy"))
+        score_G = self.penalised(batch).score_N.where(batch.valid_N, torch.nan)[batch.counted_N]
         index_of = {group: index for index, group in enumerate(prompts)}
         return score_G[torch.tensor([index_of[trajectory.group] for trajectory in trajectories])]
 
@@ -260,9 +260,8 @@ class Training(StepLoop):
         overlong = self.settings.overlong
         if overlong is None:
             return batch
-        penalty_N = overlong_penalty(
-            batch.answer_length_N.float(), overlong.max_length, overlong.buffer, overlong.factor
-        )
+        length_N = batch.answer_length_N.float()
+        penalty_N = overlong_penalty(length_N, overlong.max_length, overlong.buffer, overlong.factor)
         return replace(batch, score_N=batch.score_N + penalty_N)
 
     def rewards(
@@ -271,7 +270,8 @@ class Training(StepLoop):
         """Rewards of each token, less the KL if that is configured, and the KL coefficient of the next step."""
         control, scored = self.state.kl, batch
         batch = self.penalised(scored)
-        metrics = {"reward/overlong": float((batch.score_N - scored.score_N).mean())} if self.settings.overlong else {}
+        penalty_N = (batch.score_N - scored.score_N)[batch.counted_N]
+        metrics = {"reward/overlong": float(penalty_N.mean())} if self.settings.overlong else {}
         if self.settings.kl_estimator is None:
             return token_rewards(batch, None, 0.0), control, metrics
         assert logprobs_T is not None and ref_logprobs_T is not None  # KL on: both were computed
@@ -280,7 +280,7 @@ class Training(StepLoop):
         if not self.settings.kl_in_reward:
             return token_rewards(batch, None, 0.0), control, metrics | {"actor/kl_divergence": kl}
         metrics |= {"actor/reward_kl_penalty": kl, "actor/kl_coef": control.coefficient}
-        return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, len(batch)), metrics
+        return token_rewards(batch, kl_T, control.coefficient), control.updated(kl, int(batch.counted_N.sum())), metrics
 
     def corrected(self, train_batch: TrainBatch) -> tuple[TrainBatch, Metrics]:
         """The batch with the weights and rejections of rollout correction, and how far the log-probs of trainer and
@@ -316,10 +316,13 @@ class Training(StepLoop):
 
     def record(self, step: int, result: StepResult) -> Metrics:
         s, log, train_batch = self.settings, self.log, result.train_batch
+        answers = answers_of(result.trajectories)
         metrics = result.metrics | batch_metrics(
-            train_batch, result.rewards_T, finished=[trajectory.finished for trajectory in result.trajectories]
+            train_batch,
+            result.rewards_T,
+            finished=[answer.finished for answer in answers],
+            penalty_N=self.penalised(train_batch).score_N - train_batch.score_N,
         )
-        answers = one_for_each(result.trajectories)
         metrics |= part_metrics([answer.score for answer in answers])
         metrics |= self.roles.sampler.reward.metrics() | episode_metrics(result.trajectories)
         log.show_first_rewards([(answer.prompt.data_source, answer.score) for answer in answers])

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from rloom.algos.estimators import informative_groups
-from rloom.batch import Batch, Trajectory, one_for_each
+from rloom.batch import Batch, Trajectory, answers_of
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner
 from rloom.errors import TrainingError
 from rloom.rewards.composite import CompositeReward
@@ -116,7 +116,7 @@ class Sampler:
         self.weight_sync.call("sync", version)
 
     def rows(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
-        """The rows of a dump."""
+        """The rows of a dump, one for each answer."""
         return [
             {
                 "input": t.prompt.text,
@@ -129,7 +129,7 @@ class Sampler:
                 "step": step,
                 **t.score.parts,
             }
-            for t in one_for_each(trajectories)
+            for t in answers_of(trajectories)
         ]
 
 

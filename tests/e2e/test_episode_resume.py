@@ -1,0 +1,73 @@
+"""A run that is killed in the middle of an episode goes on as if it had not been: none is trained twice or lost."""
+
+import os
+import textwrap
+import time
+from pathlib import Path
+
+from tests.e2e.runs import fork, records, same, train, weights
+
+ENVIRONMENT = textwrap.dedent(
+    """
+    import os, random, time
+    from pathlib import Path
+
+    class Game:
+        def __init__(self, folder):
+            self.folder = Path(folder)
+
+        def reset(self, **row):
+            self.number, self.left = random.randint(1, 9), 3
+
+        def step(self, text):
+            with open(self.folder / "calls", "ab") as file:
+                file.write(b"x")
+            block = self.folder / "block"  # holds a number of calls
+            while block.exists() and (self.folder / "calls").stat().st_size > int(block.read_text()):
+                (self.folder / "blocked").touch()
+                time.sleep(0.05)
+            self.left -= 1
+            return "+", float(str(self.number) in text), self.left == 0
+    """
+)
+NOT_COMPARED = ("timing", "time/", "perf/", "memory", "rollout_corr", "rollout_probs", "rollout_logprobs", "throughput")
+
+
+def computed(folder: Path) -> list[dict[str, float]]:
+    """Metrics of the steps. The engine's log-probs may differ in the last digit: other requests are in its batches."""
+    return [
+        {name: value for name, value in row.items() if not any(part in name for part in NOT_COMPARED)}
+        for row in records(folder)
+        if "training/global_step" in row
+    ]
+
+
+def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(tmp_path: Path) -> None:
+    file = tmp_path / "game.py"
+    file.write_text(ENVIRONMENT)
+    section = "actor_rollout_ref.rollout.multi_turn"
+    overrides = (
+        f"{section}.environment={file}:Game",
+        f"{section}.environment_kwargs.folder={tmp_path}",
+        f"{section}.tool_timeout_s=600",
+        "data.max_response_length=24",
+        "algorithm.adv_estimator=rloo",
+    )
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    train(whole, 2, *overrides)
+    calls = (tmp_path / "calls").stat().st_size
+    (tmp_path / "calls").unlink()
+    (tmp_path / "block").write_text(str(calls * 3 // 4))  # in the second of two steps
+    process = fork(killed, 2, *overrides)
+    deadline_s = time.monotonic() + 240
+    while not (tmp_path / "blocked").exists() and process.is_alive() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert (tmp_path / "blocked").exists(), killed.with_suffix(".log").read_text()[-2000:]
+    assert process.pid is not None
+    os.kill(process.pid, 9)
+    process.join()
+    assert len(computed(killed)) == 1
+    (tmp_path / "block").unlink()
+    train(killed, 2, *overrides)
+    assert computed(killed) == computed(whole)
+    assert same(weights(killed, 2), weights(whole, 2))

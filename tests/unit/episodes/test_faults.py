@@ -1,0 +1,253 @@
+"""Episodes whose tools and environments hang, raise, exit, fork, print and return garbage."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from rloom.batch import Batch
+from rloom.episodes.base import Limits
+from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
+from rloom.types import Score
+from tests.unit.episodes.test_runner import run
+
+ENVIRONMENT = textwrap.dedent(
+    """
+    import ctypes, os, signal, subprocess, sys, threading, time
+
+    class Odd(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    class Bare:
+        pass
+
+    def connection():  # generated code may find the socket to the driver
+        for fd in os.listdir("/proc/self/fd"):
+            if int(fd) > 2 and os.path.exists(f"/proc/self/fd/{fd}") and "socket" in os.readlink(f"/proc/self/fd/{fd}"):
+                return int(fd)
+
+    class Game:
+        def reset(self, file="", begin="", **row):
+            self.file = file
+            self.note("made")
+            if begin == "raise":
+                raise ValueError("cannot begin")
+            return {"number": 3, "messages": [{"role": "user"}], "surrogate": "\\ud800?"}.get(begin)
+
+        def note(self, what):
+            with open(self.file, "a") as file:
+                file.write(what + "\\n")
+
+        def step(self, text):
+            match text:
+                case "raise": raise ValueError("no such move")
+                case "odd error": raise Odd()
+                case "sys.exit": sys.exit(3)
+                case "exit": os._exit(3)
+                case "interrupt": raise KeyboardInterrupt
+                case "segfault": ctypes.string_at(0)
+                case "recursion": return self.step("recursion")
+                case "hang":
+                    while True:
+                        time.sleep(0.01)
+                case "hang for ever":
+                    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+                    time.sleep(600)
+                case "thread":
+                    threading.Thread(target=time.sleep, args=(600,)).start()
+                case "fork":
+                    if os.fork() == 0:
+                        os.setsid()
+                        time.sleep(600)
+                        os._exit(0)
+                case "child":
+                    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+                case "print": sys.stdout.write("x" * 3_000_000)
+                case "close stdout":
+                    os.close(1)
+                    os.close(2)
+                case "long": return "y" * 10_000_000, 0.0, False
+                case "too long": return [{"role": "user", "content": "y", "more": "z" * 100_000_000}], 0.0, False
+                case "nothing": return None
+                case "number": return 7
+                case "pair": return "seen", 0.0
+                case "object": return Bare(), 0.0, False
+                case "set": return [{"role": "user", "content": "a", "more": {1, 2}}], 0.0, False
+                case "no role": return [{"content": "seen"}], 0.0, False
+                case "odd role": return [{"role": 5, "content": "seen"}], 0.0, False
+                case "nan": return "seen", float("nan"), False
+                case "infinite": return "seen", float("inf"), False
+                case "reward text": return "seen", "much", False
+                case "surrogate": return "\\ud800\\udfff\\x00\\x1b[31m", 0.25, False
+                case "bytes": return b"seen", 0.25, False
+                case "garbage to the driver": os.write(connection(), b"\\xff" * 100)
+                case "list to the driver": os.write(connection(), (2).to_bytes(8, "big") + b"[]")
+                case "half a frame":
+                    os.write(connection(), (100).to_bytes(8, "big") + b"{")
+                    os._exit(0)
+                case "kill the parent": os.kill(os.getppid(), signal.SIGKILL)
+            return "seen", 0.25, text == "done"
+
+        def close(self):
+            self.note("closed")
+    """
+)
+# a fault -> how its episode ends, and what it then has got; "done" follows where it goes on
+FAULTS = {
+    "raise": (Ending.FAILED, "ValueError: no such move"),
+    "odd error": (Ending.FAILED, "Odd: "),
+    "sys.exit": (Ending.FAILED, "SystemExit: 3"),
+    "exit": (Ending.EXITED, "its process ended"),
+    "interrupt": (Ending.FAILED, "KeyboardInterrupt: "),
+    "segfault": (Ending.EXITED, "its process ended"),
+    "recursion": (Ending.FAILED, "RecursionError: "),
+    "hang": (Ending.NO_ANSWER, "CallTimeout: it took longer than its limit"),
+    "hang for ever": (Ending.NO_ANSWER, "no answer after 6 s; its process was killed"),
+    "thread": (Ending.DONE, 0.5),
+    "fork": (Ending.DONE, 0.5),
+    "child": (Ending.DONE, 0.5),
+    "print": (Ending.DONE, 0.5),
+    "close stdout": (Ending.DONE, 0.5),
+    "long": (Ending.DONE, 0.25),
+    "too long": (Ending.WRONG_REPLY, "a reply of "),
+    "nothing": (Ending.FAILED, "TypeError: "),
+    "number": (Ending.FAILED, "TypeError: "),
+    "pair": (Ending.FAILED, "ValueError: not enough values"),
+    "object": (Ending.FAILED, "TypeError: "),
+    "set": (Ending.FAILED, "TypeError: Object of type set is not JSON serializable"),
+    "no role": (Ending.WRONG_REPLY, "a message of it is {'content': 'seen'}; a role"),
+    "odd role": (Ending.WRONG_REPLY, "a message of it is {'role': 5,"),
+    "nan": (Ending.WRONG_REPLY, "its reward is nan, not a finite number"),
+    "infinite": (Ending.WRONG_REPLY, "its reward is inf, not a finite number"),
+    "reward text": (Ending.FAILED, "ValueError: could not convert"),
+    "surrogate": (Ending.DONE, 0.5),
+    "bytes": (Ending.FAILED, "TypeError: "),
+    "garbage to the driver": (Ending.WRONG_REPLY, "a reply of 18,446,744,073,709,551,615 bytes"),
+    "list to the driver": (Ending.WRONG_REPLY, "its reply is list, not a JSON object"),
+    "half a frame": (Ending.EXITED, "its process ended"),
+}
+BEGINNINGS = {
+    "raise": (Ending.FAILED, "ValueError: cannot begin"),
+    "number": (Ending.FAILED, "TypeError: "),
+    "messages": (Ending.WRONG_REPLY, "a message of it is {'role': 'user'}"),
+    "surrogate": (Ending.DONE, 0.25),
+}
+UNCLOSED = ("exit", "segfault", "hang for ever", "half a frame")  # the process cannot run any more
+EPISODES, FAULTY = 500, 0.4
+
+
+@pytest.fixture(scope="module")
+def environment_file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("faults") / "faults.py"
+    file.write_text(ENVIRONMENT)
+    return file
+
+
+@pytest.fixture
+def mark(monkeypatch):
+    """In the variables of every process that the test starts."""
+    name = f"mark-{uuid4()}"
+    monkeypatch.setenv("RLOOM_TEST_MARK", name)
+    return name
+
+
+def processes(mark):
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and mark in (folder / "environ").read_text(errors="replace"):
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            pass
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_500_episodes_with_two_fifths_of_faults(environment_file, tmp_path, mark):
+    names = list(FAULTS)
+    faults = [names[n % len(names)] if n % 5 < FAULTY * 5 else None for n in range(EPISODES)]
+    begins = {5 * n + 4: name for n, name in enumerate(BEGINNINGS)}
+    rows = {n: {"file": str(tmp_path / str(n)), "begin": begins.get(n, "")} for n in range(EPISODES)}
+    scripts = [["7", "done"] if fault is None else [fault, "done"] for fault in faults]
+    scripts = [["done"] if n in begins else script for n, script in enumerate(scripts)]
+    limits = Limits(4000, turns=8, call_s=6.0, result_characters=20)
+    start_s = time.monotonic()
+    records, sampled, prompts = run(environment_file, scripts, limits=limits, rows=rows, most=64)
+    assert time.monotonic() - start_s < 240
+    for n, record in enumerate(records):
+        expected = BEGINNINGS[begins[n]] if n in begins else FAULTS.get(faults[n] or "", (Ending.DONE, 0.5))
+        assert record.ending is expected[0], (scripts[n], record.failure)
+        if record.ending is Ending.DONE:
+            assert record.failure is None and record.reward == expected[1], scripts[n]
+        else:
+            assert record.failure.startswith(expected[1]) and record.reward is None, (scripts[n], record.failure)
+    trajectories = [
+        trajectory
+        for n, (record, prompt) in enumerate(zip(records, prompts, strict=True))
+        for trajectory in episode_trajectories(record, prompt, n, Score(1.0))
+    ]
+    assert [trajectory.answer_tokens for trajectory in trajectories] == sampled  # nothing else is in the mask
+    batch = Batch.pack(trajectories)
+    assert batch.valid_N.tolist() == [record.failure is None for record in records]
+    endings = Counter(record.ending for record in records)
+    metrics = episode_metrics(records)
+    counted = {
+        ending: round(metrics[f"episode/ended/{ending.value.replace(' ', '_')}"] * EPISODES) for ending in Ending
+    }
+    assert {ending: count for ending, count in counted.items() if count} == endings
+    assert sum(endings.values()) == EPISODES
+    for n in range(EPISODES):  # one instance an episode; closed once wherever it can be
+        lines = (tmp_path / str(n)).read_text().split()
+        assert lines == (["made"] if scripts[n][0] in UNCLOSED else ["made", "closed"]), scripts[n]
+    deadline_s = time.monotonic() + 10
+    while processes(mark) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert processes(mark) == []
+
+
+def test_an_environment_that_kills_the_process_it_was_forked_from_is_followed_by_others(environment_file, tmp_path):
+    scripts = [["kill the parent", "done"], ["done"]]
+    rows = {n: {"file": str(tmp_path / str(n))} for n in range(2)}
+    [killer, other], _, _ = run(environment_file, scripts, rows=rows, most=1)
+    assert killer.ending is Ending.EXITED
+    assert (other.ending, other.reward) == (Ending.DONE, 0.25)
+
+
+RUN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.unit.episodes.test_runner import run
+folder = Path(sys.argv[3])
+rows = {n: {"file": str(folder / str(n))} for n in range(4)}
+run(sys.argv[2], [["7", "7", "child", "hang for ever"], ["7"] * 5000, ["7"] * 5000, ["hang"]], rows=rows, most=4,
+    turns=None)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_no_process_outlives_a_run_that_is_killed_and_waiting_environments_are_closed(environment_file, tmp_path, mark):
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", RUN, str(root), str(environment_file), str(tmp_path)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}) as process:
+        deadline_s = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 4 and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        time.sleep(1)
+        assert len(processes(mark)) >= 6  # the run, the process that is forked, four environments
+        process.send_signal(signal.SIGKILL)
+    deadline_s = time.monotonic() + 20
+    while processes(mark) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert processes(mark) == []
+    notes = [(tmp_path / str(n)).read_text().split() for n in range(4)]
+    assert notes[1] == notes[2] == ["made", "closed"]  # between two calls
+    assert notes[0] == notes[3] == ["made"]  # in a call that does not end
