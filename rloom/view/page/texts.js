@@ -225,7 +225,7 @@ export const TEXTS = {
   "answer.prediction": "prediction",
   "answer.failed": "No score:",
   "answer.judge": "The judge's words",
-  "ending.done": "done",
+  "ending.done": "ended",
   "ending.turn_limit": "turn limit",
   "ending.token_limit": "token limit",
   "ending.token_limit_of_a_turn": "token limit of a turn",
