@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rloom.config.checks import check, late_notices, notices_on_a_cpu
+from rloom.config.derived import turns_text
 from rloom.config.schema import Config
 from rloom.launch.build import (
     PolicyParts,
@@ -164,14 +165,15 @@ def dump_writer(config: Config, parts: PolicyParts, log: RunLog) -> DumpWriter |
 
 def opening(config: Config, parts: PolicyParts) -> str:
     n, steps, prompts = config.actor_rollout_ref.rollout.n, parts.settings.total_steps, len(parts.stream)
-    return (
+    first = (
         f"{config.algorithm.adv_estimator} on {config.model_path} ({parts.settings.device}): {prompts} "
         f"prompt{'s' if prompts != 1 else ''}, "
         f"{config.data.train_batch_size} × {n} answers a step, "
         f"{'at most ' if config.ends_with_the_data else ''}{steps} step{'s' if steps != 1 else ''}, "
-        f"{use_of_reference(config)}\n"
-        f"{timetable(parts.settings, parts.stream.steps_per_epoch, validates=parts.roles.evaluator is not None)}"
+        f"{use_of_reference(config)}"
     )
+    when = timetable(parts.settings, parts.stream.steps_per_epoch, validates=parts.roles.evaluator is not None)
+    return "\n".join(filter(None, (first, when, turns_text(config))))
 
 
 def use_of_reference(config: Config) -> str:
