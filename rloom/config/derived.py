@@ -186,4 +186,4 @@ def turns_text(config: Config) -> str | None:
         f"{keys.tool_timeout_s:g} s a call",
         f"{keys.episode_timeout_s:g} s an episode" if keys.episode_timeout_s is not None else "",
     ]
-    return f"Several turns with {', '.join(found)}; {', '.join(filter(None, limits))}"
+    return f"{', '.join(found)}; {', '.join(filter(None, limits))}"

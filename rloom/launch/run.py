@@ -137,7 +137,7 @@ class PolicyTraining:
                 training,
                 log,
                 start,
-                opening=opening(config, parts),
+                opening=first_lines(config, parts),
                 summary=lambda: summary(log, checkpoints),
             )
 
@@ -163,17 +163,18 @@ def dump_writer(config: Config, parts: PolicyParts, log: RunLog) -> DumpWriter |
     )
 
 
-def opening(config: Config, parts: PolicyParts) -> str:
+def first_lines(config: Config, parts: PolicyParts) -> str:
     n, steps, prompts = config.actor_rollout_ref.rollout.n, parts.settings.total_steps, len(parts.stream)
-    first = (
+    opening = (
         f"{config.algorithm.adv_estimator} on {config.model_path} ({parts.settings.device}): {prompts} "
         f"prompt{'s' if prompts != 1 else ''}, "
         f"{config.data.train_batch_size} × {n} answers a step, "
         f"{'at most ' if config.ends_with_the_data else ''}{steps} step{'s' if steps != 1 else ''}, "
-        f"{use_of_reference(config)}"
+        f"{use_of_reference(config)}\n"
+        f"{timetable(parts.settings, parts.stream.steps_per_epoch, validates=parts.roles.evaluator is not None)}"
     )
-    when = timetable(parts.settings, parts.stream.steps_per_epoch, validates=parts.roles.evaluator is not None)
-    return "\n".join(filter(None, (first, when, turns_text(config))))
+    turns = turns_text(config)
+    return opening if turns is None else f"{opening}\nSeveral turns with {turns}"
 
 
 def use_of_reference(config: Config) -> str:

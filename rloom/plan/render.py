@@ -75,11 +75,11 @@ def batch_lines(plan: Plan) -> Iterator[str]:
 
 
 def turn_lines(plan: Plan) -> Iterator[str]:
-    """Of answers of several turns. An episode has the length of a sample, and each rewritten past is one more sample."""
+    """Of answers of several turns. An episode is as long as a sample; each rewritten past is one more sample."""
     text, sizes, keys = turns_text(plan.config), plan.batches, plan.config.actor_rollout_ref.rollout.multi_turn
     if text is None:
         return
-    yield line("several turns", text.removeprefix("Several turns with "))
+    yield line("several turns", text)
     if keys.max_assistant_turns is not None:
         requests = sizes.samples * keys.max_assistant_turns
         each = sizes.answer_tokens // keys.max_assistant_turns

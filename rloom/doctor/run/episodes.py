@@ -45,7 +45,6 @@ REWRITES = Fault(
             advice=lambda history: [
                 "set actor_rollout_ref.model.custom_chat_template to a template that writes earlier answers as they "
                 "were sampled",
-                "set data.apply_chat_template_kwargs if the model's template has a variable that keeps the reasoning",
             ],
         ),
     ),
