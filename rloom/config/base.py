@@ -65,8 +65,8 @@ def facts(**given: Any) -> Any:
     return {name: value for name, value in given.items() if value is not None} or None
 
 
-def names_code(value: str) -> bool:
-    return ":" in value  # file.py:name, module:name
+def names_code(value: str | None) -> bool:
+    return value is not None and ":" in value  # file.py:name, module:name
 
 
 @dataclass(frozen=True)
