@@ -93,7 +93,6 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     "environment_failures": frozenset({"reward_failures"}),
     "tool_timeouts": frozenset({"tool_errors"}),
     "tool_calls_rewarded": OTHER_GOAL,
-    "episodes_at_limit": frozenset({"answers_cut"}),
     "reward_zero": NO_SIGNAL | {"reward_hacked", "length_drift"},
     "reward_constant": NO_SIGNAL | {"reward_hacked", "length_drift"},
     "repeated_prompts": frozenset({"validation_apart", "no_progress"}),
@@ -153,7 +152,7 @@ def diagnose(history: History) -> list[Finding]:
         for consequence in EXPLAINS.get(kind, ())
         if consequence != kind
     }
-    for kind in ("repetition", "answers_cut", "repeated_prompts"):
+    for kind in ("repetition", "answers_cut", "repeated_prompts", "episodes_at_limit"):
         if kind in found and found[kind].severity is Severity.ERROR and kind not in explained:
             explained |= {*NO_SIGNAL, "reward_zero", "reward_constant"}  # no answer is complete, or can be right
     kept = [finding for kind, finding in found.items() if kind not in explained]

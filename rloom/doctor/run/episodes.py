@@ -7,7 +7,7 @@ TURNS = f"{ROLLOUT}.multi_turn"
 LONGEST = "data.max_response_length"
 
 REWRITTEN = 0.1  # of the episodes
-AT_LIMIT, AT_LIMIT_CERTAIN = 0.3, 0.5  # of the episodes
+AT_LIMIT, AT_LIMIT_CERTAIN, AT_LIMIT_ALMOST_ALL = 0.3, 0.5, 0.9  # of the episodes
 FAILING, FAILING_CERTAIN, FAILING_MOST = 0.01, 0.05, 0.5  # of the episodes
 TIMEOUTS, TIMEOUTS_CERTAIN = 0.05, 0.15  # of the calls
 ERRORS, ERRORS_RISEN, ERRORS_CERTAIN = 0.5, 0.2, 0.7  # of the calls
@@ -107,7 +107,16 @@ def episodes_at_limit(history: History) -> Finding | None:
         f"{LIMITS[name]}={history.config.get(LIMITS[name])}",
     ]
     certain = share > AT_LIMIT_CERTAIN and len(largest) >= FEWEST_CERTAIN and not history.score_rises
-    return AT_LIMITS.found(history, largest.tail.span, evidence, certain=certain)
+    all_cut = share > AT_LIMIT_ALMOST_ALL and not history.score_rises
+    severity = Severity.ERROR if all_cut else None
+    return AT_LIMITS.found(history, largest.tail.span, evidence, certain=certain, severity=severity)
+
+
+def steps_time_out(history: History) -> Support:
+    share, failed = late(history, "episode/environment_timeouts"), late(history, "episode/ended/environment_failed")
+    if not share or share < 0.5 * failed:
+        return share > 0
+    return f"episode/environment_timeouts: {share:.1%} of the episodes of the last steps"
 
 
 ENVIRONMENTS = Fault(
@@ -121,7 +130,8 @@ ENVIRONMENTS = Fault(
         ),
         Cause(
             f"a step takes longer than {TURNS}.tool_timeout_s",
-            advice=lambda history: doubled(history, f"{TURNS}.tool_timeout_s", "time for a slow step"),
+            steps_time_out,
+            lambda history: doubled(history, f"{TURNS}.tool_timeout_s", "time for a slow step"),
         ),
     ),
     ("episode/ended/environment_failed",),

@@ -62,6 +62,14 @@ def test_the_limit_that_is_reached_is_the_one_to_raise() -> None:
     assert [change.value for change in finding.changes] == [8]
 
 
+def test_steps_that_take_too_long_are_told_from_errors() -> None:
+    [finding] = diagnose(FAULTY["environment_failures"]())
+    assert finding.changes == () and "raises an error" in finding.causes[0]
+    hangs = {**EPISODES, "episode/ended/environment_failed": 0.1, "episode/environment_timeouts": 0.08}
+    [finding] = diagnose(history(hangs, TURN_KEYS))
+    assert [change.value for change in finding.changes] == [10] and "tool_timeout_s" in finding.causes[0]
+
+
 def test_an_environment_that_knows_more_than_the_prompt_makes_no_noise() -> None:
     same = answers(lambda number, right: float(number % 3), text=lambda n: "#### 1", prompts=1, calls=lambda number: 0)
     assert kinds(with_answers(same, EPISODES)) == []
