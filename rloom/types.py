@@ -12,6 +12,7 @@ from typing import Any
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 LARGEST_REWARD = 1e30  # the largest magnitude of a reward: training is in float32, whose largest number is 3.4e38
+TIMEOUTS = ("CallTimeout", "TimeoutError", "no answer after ")  # how the reason of a call that took too long begins
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")  # all but tabs and line breaks
 
 
@@ -144,7 +145,7 @@ class ToolCall:
 
     @property
     def timed_out(self) -> bool:
-        return self.error is not None and self.error.startswith(("CallTimeout", "TimeoutError"))
+        return self.error is not None and self.error.startswith(TIMEOUTS)
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,11 @@ class EpisodeSummary:
     def turns(self) -> tuple[EpisodeStep, ...]:
         """Of the policy, each once."""
         return tuple(step for branch in self.branches for step in branch if step.trained)
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the environment failed because it did not answer in time."""
+        return self.failure is not None and self.failure.startswith(TIMEOUTS)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:

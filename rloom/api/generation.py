@@ -6,18 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from rloom.api.config import load_config
-from rloom.config.from_checkpoint import MODEL_ALONE, load_saved
+from rloom.config.from_checkpoint import MODEL_ALONE, consent_keys, load_saved
 from rloom.config.load import fitting_lengths
 from rloom.config.schema import Config
+from rloom.episodes.runner import EpisodeRunner
 from rloom.errors import CheckpointError, ConfigError, DataError
 from rloom.launch.directory import open_checkpoint
+from rloom.launch.episodes import open_episodes
 from rloom.launch.generation import TextGenerator, context_of, open_generator
 from rloom.rollout.base import Sampling
 from rloom.training.checkpoint import Checkpoints
 from rloom.training.sampling import draw_seed
+from rloom.types import Prompt
 
 MODEL = "actor_rollout_ref.model.path"
 ENGINE = "actor_rollout_ref.rollout.name"
+TURNS, AGENT = "actor_rollout_ref.rollout.multi_turn", "actor_rollout_ref.rollout.agent"
+EPISODES = (*MODEL_ALONE, *(path for path in consent_keys() if path.startswith((f"{TURNS}.", f"{AGENT}."))))
+SAVED = "saved"
 ONE_GPU = ("trainer.n_gpus_per_node=1",)
 KWARGS = "actor_rollout_ref.rollout.engine_kwargs"  # the hf engine passes them to generate(), which takes code
 
@@ -67,7 +73,37 @@ def open_model(model: str | Path, keys: Sequence[str] = ()) -> Iterator[TextGene
         yield generator
 
 
-def located(model: str | Path, keys: Sequence[str]) -> tuple[Config, Path | None]:
+@contextmanager
+def open_episode_session(
+    model: str | Path, environment: str, keys: Sequence[str] = (), *, row: Mapping[str, Any] | None = None
+) -> Iterator["EpisodeSession"]:
+    """`environment`: a name or file.py:name, or `saved`: what the run of the checkpoint had. `row`: further columns."""
+    if environment != SAVED:
+        keys = [f"{TURNS}.environment={quoted(environment)}", *keys]
+    config, checkpoint = located(model, keys, uses=EPISODES if environment == SAVED else MODEL_ALONE)
+    with (
+        open_generator(config, checkpoint) as generator,
+        open_episodes(config, generator.tokenizer, generator.stop_ids) as runner,
+    ):
+        if runner is None:
+            raise ConfigError(f"{model} was trained without an environment, tools or an agent: use --environment NAME")
+        yield EpisodeSession(generator, runner, row or {})
+
+
+class EpisodeSession:
+    """Episodes of a policy and an environment. Each begins with a prompt."""
+
+    def __init__(self, generator: TextGenerator, runner: EpisodeRunner, row: Mapping[str, Any]) -> None:
+        self.generator, self._runner, self._row = generator, runner, row
+
+    def watch(self, text: str, sampling: Sampling, seed: int) -> Generator[str, None, None]:
+        """What happens, as text in pieces."""
+        messages = ({"role": "user", "content": text},)
+        prompt = Prompt(0, messages, text, (), "chat", columns={"prompt": messages, **self._row})
+        return self.generator.episode(self._runner, prompt, sampling, seed)
+
+
+def located(model: str | Path, keys: Sequence[str], uses: Sequence[str] = MODEL_ALONE) -> tuple[Config, Path | None]:
     """The configuration, and the checkpoint if it is one."""
     folder = Path(model).expanduser()
     checkpoint = checkpoint_in(folder) if folder.is_dir() else None
@@ -75,9 +111,9 @@ def located(model: str | Path, keys: Sequence[str]) -> tuple[Config, Path | None
         return of_pretrained([f"{MODEL}={quoted(str(model))}"], keys), None
     open_checkpoint(checkpoint)
     engine = [f"{ENGINE}=native"]  # the run's own engine may be one that starts servers
-    config = load_saved(checkpoint, keys, uses=MODEL_ALONE, settings=engine)
+    config = load_saved(checkpoint, keys, uses=uses, settings=engine)
     if config.actor_rollout_ref.rollout.kind.takes_engine_kwargs:
-        config = load_saved(checkpoint, keys, uses=(*MODEL_ALONE, KWARGS), settings=engine)
+        config = load_saved(checkpoint, keys, uses=(*uses, KWARGS), settings=engine)
     return config, checkpoint
 
 

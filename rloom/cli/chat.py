@@ -2,13 +2,14 @@
 
 import argparse
 import contextlib
+import json
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rloom.cli.parsing import CommandParser, epilog
 from rloom.console import run_safely
-from rloom.errors import DataError
+from rloom.errors import ConfigError, DataError
 from rloom.language import translate
 from rloom.terminal import printable
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rloom.api.generation import ChatSession
 
 HELP = "/reset clears the conversation, /quit or ctrl-D ends it, ctrl-C stops an answer."
+WATCH_HELP = "Each line is the prompt of an episode; /quit or ctrl-D ends, ctrl-C stops an episode."
 MARK = "> "
 
 
@@ -34,6 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--top_p", type=float, default=1.0)
     parser.add_argument("--max_tokens", type=int, help="of an answer; default: data.max_response_length")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--environment",
+        metavar="NAME",
+        help="watch episodes: each prompt begins one with this environment (a name, or file.py:name), or with `saved`, "
+        "what the run itself had",
+    )
+    parser.add_argument("--row", metavar="JSON", help='columns that the environment reads: {"number": 7}')
     parser.add_argument("keys", nargs="*", metavar="key=value", help="changes to the configuration")
     given = parser.parse_intermixed_args(arguments)
     return run_safely(lambda: chat(given))
@@ -45,6 +54,8 @@ def chat(given: argparse.Namespace) -> int:
         print(f"Loading {given.model} ...", file=sys.stderr, flush=True)
         with contextlib.suppress(ImportError):  # line editing; not part of every Python
             import readline  # noqa: F401
+    if given.environment is not None:
+        return watch(given, MARK if interactive else "")
     from rloom.api.generation import ChatSession, open_model, sampling_of
 
     with open_model(given.model, given.keys) as generator:
@@ -57,6 +68,31 @@ def chat(given: argparse.Namespace) -> int:
             print(translate(HELP), file=sys.stderr, flush=True)
         converse(conversation, MARK if interactive else "")
     return 0
+
+
+def watch(given: argparse.Namespace, mark: str) -> int:
+    from rloom.api.generation import open_episode_session, sampling_of
+
+    with open_episode_session(given.model, given.environment, given.keys, row=row_of(given.row)) as session:
+        sampling = sampling_of(session.generator, given.max_tokens, given.temperature, given.top_p)
+        if mark and given.prompt is None:
+            print(translate(WATCH_HELP), file=sys.stderr, flush=True)
+        for text in [given.prompt] if given.prompt is not None else lines(mark):
+            if text == "/quit":
+                break
+            with contextlib.suppress(KeyboardInterrupt):
+                print_pieces(session.watch(text, sampling, given.seed))
+    return 0
+
+
+def row_of(text: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--row={text}: it is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f'--row={text}: give an object such as {{"number": 7}}')
+    return found
 
 
 def converse(conversation: "ChatSession", mark: str) -> None:
@@ -87,7 +123,11 @@ def lines(mark: str) -> Iterator[str]:
 
 
 def show(conversation: "ChatSession", text: str) -> None:
-    with contextlib.closing(conversation.answer(text)) as pieces:
+    print_pieces(conversation.answer(text))
+    print(flush=True)
+
+
+def print_pieces(found: Generator[str, None, None]) -> None:
+    with contextlib.closing(found) as pieces:
         for piece in pieces:
             print(printable(piece), end="", flush=True)
-    print(flush=True)

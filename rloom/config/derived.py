@@ -24,6 +24,8 @@ from rloom.config.schema import Actor, Config, Critic
 from rloom.plugins import installed, is_own, unknown_entry
 from rloom.rewards.kinds import PARTS, RewardKind, kinds_of
 
+ONE_TURN_LOOP = "single_turn_agent"
+
 
 def nearest_divisors(whole: int, wanted: int) -> str:
     """ "64 or 128": the divisors of `whole` on either side of `wanted`."""
@@ -165,3 +167,27 @@ def reward_parts(config: Config) -> list[RewardPart]:
         assert chosen is not None  # checked
         parts.append(RewardPart(name, chosen, kinds.every[chosen], weight.weight, normalize, weight.failed == "skip"))
     return parts
+
+
+def turns_text(config: Config) -> str | None:
+    """What answers the policy between its turns, and the limits of an episode. None: answers have one turn."""
+    rollout = config.actor_rollout_ref.rollout
+    keys, agent = rollout.multi_turn, rollout.agent
+    sources = {
+        "environment": keys.environment,
+        "tools": keys.function_tool_path or keys.tool_config_path,
+        "interaction": keys.interaction_config_path,
+        "agent": agent.path or agent.command or agent.agent_loop_config_path or agent.default_agent_loop,
+    }
+    found = [f"{name} {source}" for name, source in sources.items() if source not in (None, ONE_TURN_LOOP)]
+    if not found:
+        return None
+    turns = keys.max_assistant_turns
+    limits = [
+        "turns without limit" if turns is None else f"at most {turns} turn{'s' * (turns > 1)}",
+        f"{config.data.max_response_length:,} tokens after the prompt",
+        f"{keys.max_turn_length:,} tokens a turn" if keys.max_turn_length is not None else "",
+        f"{keys.tool_timeout_s:g} s a call",
+        f"{keys.episode_timeout_s:g} s an episode" if keys.episode_timeout_s is not None else "",
+    ]
+    return f"{', '.join(found)}; {', '.join(filter(None, limits))}"

@@ -1,8 +1,8 @@
 """A model that answers prompts without a run: for `rloom chat` and `rloom.generate`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.config.schema import Config
 from rloom.data.chat import as_messages, render_chat, tokenize
+from rloom.episodes.runner import Driver, EpisodeRow, EpisodeRunner, RunningEpisode
 from rloom.errors import ConfigError, DataError
+from rloom.language import translate
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
     check_policy_family,
@@ -22,9 +24,10 @@ from rloom.launch.models import (
 from rloom.launch.worker import ModelFiles
 from rloom.models.load import load_tokenizer, read_config
 from rloom.models.source import check_folder
-from rloom.rollout.base import Request, Rollout, Sampling
+from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.kinds import ROLLOUTS
 from rloom.training.sampling import draw_seed
+from rloom.types import Prompt
 
 INCOMPLETE = "\ufffd"  # how a tokenizer decodes a character of which some bytes are missing
 
@@ -46,20 +49,44 @@ class TextGenerator:
 
     def stream(self, prompt: Any, sampling: Sampling, seed: int) -> Iterator[str]:
         """The answer in pieces, as it is generated. Closed early, generation ends."""
-        number, shown = self.rollout.submit(self.request(prompt, sampling, seed)), ""
-        finished = False
+        yield from self.pieces(self.request(prompt, sampling, seed))
+
+    def pieces(self, request: Request) -> Generator[str, None, Completion]:
+        number, shown, done = self.rollout.submit(request), "", list[Completion]()
         try:
-            while not finished:
+            while not done:
                 done = self.rollout.poll()
-                finished = bool(done)
                 tokens_L = done[0].tokens_L if done else self.rollout.tokens_so_far(number)
                 [text] = self.decode([tokens_L.tolist()])
-                if finished or not text.endswith(INCOMPLETE):
+                if done or not text.endswith(INCOMPLETE):
                     yield text[len(shown) :]
                     shown = text
         finally:
-            if not finished:
+            if not done:
                 self.rollout.cancel(number)
+        return done[0]
+
+    def episode(
+        self, runner: EpisodeRunner, prompt: Prompt, sampling: Sampling, seed: int
+    ) -> Generator[str, None, None]:
+        """An episode, as text: turns in pieces as they are generated, and what is between them."""
+        watched = Watched(runner.driver)
+        row = EpisodeRow(0, 0, prompt, lambda turn: draw_seed(seed, "chat", turn))
+        with replace(runner, driver=watched).started([row], sampling, shares=1) as turns:
+            answers = 0
+            while (requests := turns.next_requests(0)) is not None:
+                yield from watched.new_lines()
+                for request in requests:
+                    answers += 1
+                    yield translate(f"[turn {answers}]") + " "
+                    completion = yield from self.pieces(request)
+                    yield "\n"
+                    turns.complete(0, answers - 1, completion)
+            [(_, record)] = turns.take_finished()
+        yield from watched.new_lines()
+        reward = "no reward" if record.reward is None else f"reward {record.reward:g}"
+        ending = translate(record.ending.value) + ("" if record.failure is None else f": {record.failure}")
+        yield translate(f"[end] {ending}; turns: {record.turns}, {reward}") + "\n"
 
     def request(self, prompt: Any, sampling: Sampling, seed: int) -> Request:
         text = render_chat(as_messages(prompt), self.tokenizer, self.custom_chat_template)
@@ -73,6 +100,42 @@ class TextGenerator:
 
     def decode(self, answers: list[list[int]]) -> list[str]:
         return self.tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
+
+
+@dataclass
+class Watched:
+    """A driver whose running episode is shown."""
+
+    driver: Driver
+    running: RunningEpisode | None = None
+    shown: int = 1  # nodes; the first is the prompt
+
+    async def run(self, run: RunningEpisode) -> None:
+        self.running = run
+        await self.driver.run(run)
+
+    async def end(self) -> None:
+        await self.driver.end()
+
+    def close(self) -> None:
+        self.driver.close()
+
+    def new_lines(self) -> Iterator[str]:
+        """Of the nodes since the last call: calls, rewards and messages; turns are shown while they are generated."""
+        if self.running is None:
+            return
+        nodes = self.running.writer.episode.nodes
+        for node in nodes[self.shown :]:
+            for call in node.calls:
+                failed = "" if call.error is None else translate(f"[error] {call.error}")
+                yield f"[{call.name} {call.seconds:.2g} s] {call.arguments} -> {failed or call.result}\n"
+            if node.reward:
+                yield translate(f"[reward] {node.reward:g}") + "\n"
+            if node.rewritten:
+                yield translate("[branch] the chat template wrote the conversation so far in another way") + "\n"
+            elif not node.sampled:
+                yield from (f"[{message['role']}] {message['content']}\n" for message in node.messages)
+        self.shown = len(nodes)
 
 
 def context_of(config: Config) -> int | None:

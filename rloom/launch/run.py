@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rloom.config.checks import check, late_notices, notices_on_a_cpu
+from rloom.config.derived import turns_text
 from rloom.config.schema import Config
 from rloom.launch.build import (
     PolicyParts,
@@ -136,7 +137,7 @@ class PolicyTraining:
                 training,
                 log,
                 start,
-                opening=opening(config, parts),
+                opening=first_lines(config, parts),
                 summary=lambda: summary(log, checkpoints),
             )
 
@@ -162,9 +163,9 @@ def dump_writer(config: Config, parts: PolicyParts, log: RunLog) -> DumpWriter |
     )
 
 
-def opening(config: Config, parts: PolicyParts) -> str:
+def first_lines(config: Config, parts: PolicyParts) -> str:
     n, steps, prompts = config.actor_rollout_ref.rollout.n, parts.settings.total_steps, len(parts.stream)
-    return (
+    opening = (
         f"{config.algorithm.adv_estimator} on {config.model_path} ({parts.settings.device}): {prompts} "
         f"prompt{'s' if prompts != 1 else ''}, "
         f"{config.data.train_batch_size} × {n} answers a step, "
@@ -172,6 +173,8 @@ def opening(config: Config, parts: PolicyParts) -> str:
         f"{use_of_reference(config)}\n"
         f"{timetable(parts.settings, parts.stream.steps_per_epoch, validates=parts.roles.evaluator is not None)}"
     )
+    turns = turns_text(config)
+    return opening if turns is None else f"{opening}\nSeveral turns with {turns}"
 
 
 def use_of_reference(config: Config) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from rloom.config.derived import turns_text
 from rloom.config.schema import Actor, Critic, Fsdp
 from rloom.language import translate
 from rloom.plan.architecture import FLOAT32, ModelPlan, divided_by_megatron, shards_of
@@ -18,6 +19,7 @@ ASSUMED = (
     "Every answer as long as it may be; arithmetic at rates measured on one H200, links by their data sheets",
     "(NVLink 450 GB/s, InfiniBand 50 GB/s a GPU), none of it overlapped. Not measured: docs/plan.md.",
 )
+ENVIRONMENT_BYTES = 4 << 20  # of a forked process with an environment of rloom, measured without shared memory
 LABEL = 28  # columns of a line's label
 POOL_NAMES = {"ref": "reference", "critic": "critic", "rollout": "rollout engines", "reward": "reward model"}
 
@@ -66,9 +68,25 @@ def batch_lines(plan: Plan) -> Iterator[str]:
     yield from scoring_lines(plan)
     longest = f"{sizes.prompt_tokens:,} + {sizes.answer_tokens:,} = {sizes.longest:,} tokens"
     yield line("longest sample", f"{longest}; at most {sizes.tokens:,} a step")
+    yield from turn_lines(plan)
     yield from update_lines("actor", sizes, sizes.actor)
     if sizes.critic is not None:
         yield from update_lines("critic", sizes, sizes.critic)
+
+
+def turn_lines(plan: Plan) -> Iterator[str]:
+    """Of answers of several turns. An episode is as long as a sample; each rewritten past is one more sample."""
+    text, sizes, keys = turns_text(plan.config), plan.batches, plan.config.actor_rollout_ref.rollout.multi_turn
+    if text is None:
+        return
+    yield line("several turns", text)
+    if keys.max_assistant_turns is not None:
+        requests = sizes.samples * keys.max_assistant_turns
+        each = sizes.answer_tokens // keys.max_assistant_turns
+        yield line("requests", f"at most {requests:,} a step; {each:,} tokens a turn and what follows, if all are used")
+    processes = min(keys.max_environments, sizes.samples)
+    host = size_text(processes * ENVIRONMENT_BYTES)
+    yield line("environment processes", f"{processes:,} at a time; about {host} of the host, and what your code takes")
 
 
 def scoring_lines(plan: Plan) -> Iterator[str]:

@@ -72,6 +72,17 @@ NAMES = (
     ),
     MetricName(("entropy",), ("actor/entropy",), "falls slowly", place="entropy"),
     MetricName(("len",), ("response_length/mean",), "is stable", place="len"),
+    MetricName(("turns",), ("episode/turns/mean",), "of answers of several turns: is stable", place="turns"),
+    MetricName(
+        ("tool calls",),
+        ("tool/calls",),
+        "an episode: above 0 where the task needs a tool; tool/errors and tool/timeouts are shares of the calls",
+    ),
+    MetricName(
+        ("ended",),
+        ("episode/ended/done",),
+        "near 1: the share of episodes that did not end at a limit or with a failure",
+    ),
     MetricName(
         ("equal groups",),
         ("rollout/equal_groups",),

@@ -90,6 +90,7 @@ class Sampler:
             EpisodeRow(row, group % shares, prompt, partial(self.turn_seed, seed_scope, first_row + row))
             for row, (group, prompt) in enumerate(rows)
         ]
+        progress(0, len(rows))
         self.rollout.call("wake")
         with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:
             done = 0
@@ -105,6 +106,7 @@ class Sampler:
                             progress(done, len(rows))
                 for row, record in turns.take_finished():
                     scoring.add(row, *rows[row], record)
+                progress(len(rows), len(rows))
             self.rollout.call("sleep")
         return scoring.pending()
 

@@ -1,6 +1,7 @@
 """Make the pictures of docs/reading_a_run.md again: python -m tests.browser.screenshots RUNS [FOLDER]
 
-RUNS is a folder above two or more runs of `rloom train` with validations, one of them ill; a healthy one is shown.
+RUNS is a folder above two or more runs of `rloom train` with validations, one of them ill; a healthy one is shown. If
+one has an environment, its answers are shown turn by turn.
 """
 
 import argparse
@@ -53,6 +54,8 @@ def take_all(page: chromium.Page, folder: Path) -> None:
         ("two-runs", f"#/compare/{run},{ill}?outcome=broken", 620, "light"),
         ("config", f"{shown}/config", 860, "light"),
     )
+    turns = [name for name in page.runs if has_turns(page, page.runs[name])]
+    pictures += tuple(("turns", f"{name}/{turns_place(page, page.runs[name])}", 860, "light") for name in turns[:1])
     for name, place, height, scheme in pictures:
         take(page, folder / f"{name}.png", place, WIDTH, height, scheme)
     take(page, folder / "phone.png", f"{shown}/step/{steps[1]}/prompt/{mixed}", 390, 844, "light")
@@ -72,6 +75,17 @@ def take(page: chromium.Page, file: Path, place: str, width: int, height: int, s
 
 def dumped(page: chromium.Page, run: int, kind: str) -> list[int]:
     return page.script(f"return fetch('/api/runs/{run}/dumps').then(answer => answer.json())")[kind]
+
+
+def has_turns(page: chromium.Page, run: int) -> bool:
+    return (
+        "episode/turns/mean" in page.script(f"return fetch('/api/runs/{run}/metrics').then(a => a.json())")["metrics"]
+    )
+
+
+def turns_place(page: chromium.Page, run: int) -> str:
+    step = dumped(page, run, "train")[-1]
+    return f"step/{step}/prompt/{most_spread(page, run, step)}"
 
 
 def most_ill(page: chromium.Page) -> int:

@@ -39,7 +39,7 @@ def test_an_answer_is_shown_turn_by_turn(episodes: Page) -> None:
     turn, other = "Turn {}", "Environment, not trained"
     assert labels(episodes, FIRST) == [turn.format(1), other, turn.format(2), other, turn.format(3)]
     assert episodes.texts(f"{FIRST} .step-text") == ["8", "too low", "12?", "no", "I say 12."]
-    assert episodes.texts(f"{FIRST} .badges .tag") == ["done", "3 turns", "2 tool calls", "reward 0.750"]
+    assert episodes.texts(f"{FIRST} .badges .tag") == ["ended", "3 turns", "2 tool calls", "reward 0.750"]
     assert episodes.texts(f"{FIRST} .turn-reward") == ["reward 0.250", "reward 0.500"]
     episodes.wait(lambda: episodes.all(f"{FIRST} .token.masked"))
     masked = "return [...document.querySelectorAll(`${arguments[0]} .token.masked`)].map(n => n.textContent).join('')"

@@ -52,6 +52,27 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
         time.sleep(60)
     return float(re.findall(r"-?\\d+", solution_str)[-1:] == [str(ground_truth)])
 """
+SECOND_TRY = """
+import re, time, zlib
+
+class Game:
+    def reset(self, reward_model, **row):
+        self.truth, self.left = str(reward_model["ground_truth"]), 2
+
+    def step(self, text):
+        self.left -= 1
+        FAULT
+        if re.findall(r"-?\\d+", text)[-1:] == [self.truth]:
+            return "", 1.0, True
+        return "?", 0.0, self.left == 0
+"""
+RAISES = 'assert zlib.crc32(text.encode()) % 10, "no such move"'
+HANGS = "time.sleep(60) if zlib.crc32(text.encode()) % 10 == 0 else None"
+SHORT_STEPS = {f"{ROLLOUT}.multi_turn.tool_timeout_s": 0.5, STEPS: 10}
+
+
+def second_try(fault: str = "") -> str:
+    return SECOND_TRY.replace("FAULT", fault)
 
 
 def right(answer: str, truth: object) -> float:
@@ -59,6 +80,18 @@ def right(answer: str, truth: object) -> float:
 
 
 ILL: Mapping[str, RunCase] = {
+    # several turns
+    "an environment that raises": RunCase(
+        "environment_failures", "environment", {"reward_model.max_failed_share": 1.0},
+        environment_file=second_try(RAISES), fix={"environment_file": second_try()}, learns=False,
+    ),
+    "an environment that hangs": RunCase(
+        "environment_failures", "tool_timeout_s", {"reward_model.max_failed_share": 1.0, **SHORT_STEPS},
+        environment_file=second_try(HANGS), fix={"environment_file": second_try()}, learns=False,
+    ),
+    "episodes of at most 16 tokens": RunCase(
+        "episodes_at_limit", LONGEST, {LONGEST: 16}, environment_file=second_try(), learns=False,
+    ),
     # the optimizer
     "lr x100": RunCase(COLLAPSE, LR, {LR: 0.02}),
     "lr x20": RunCase(COLLAPSE, LR, {LR: 0.004}),
@@ -175,6 +208,7 @@ ILL: Mapping[str, RunCase] = {
 }  # fmt: skip
 
 HEALTHY: Mapping[str, RunCase] = {
+    "a second try": RunCase(keys={LONGEST: 96}, environment_file=second_try()),
     "grpo": RunCase(),
     "grpo with kl": RunCase(keys=KL),
     "grpo, 8 answers": RunCase(keys={f"{ROLLOUT}.n": 8}),

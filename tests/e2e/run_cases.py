@@ -64,6 +64,7 @@ class RunCase:
     keys: Mapping[str, Any] = field(default_factory=dict)
     reward: Callable[[], Reward] | None = None  # makes the function: it may have a state. None: the built-in rule
     reward_file: str = ""  # instead: the source of a file with `compute_score`, which runs in processes of its own
+    environment_file: str = ""  # the source of a file with an environment `Game`: answers of several turns
     train: Callable[[list[Row]], list[Row]] | None = None  # changes the rows
     validation: Callable[[list[Row]], list[Row]] | None = None
     model: Callable[[Path], Path] | None = None  # makes the model's folder
@@ -88,6 +89,10 @@ def run(case: RunCase, directory: Path, seed: int = 1) -> Path:
     if case.reward_file:
         own["custom_reward_function.path"] = str(directory.with_name(f"{directory.name}-reward.py"))
         Path(own["custom_reward_function.path"]).write_text(case.reward_file)
+    if case.environment_file:
+        file = directory.with_name(f"{directory.name}-environment.py")
+        file.write_text(case.environment_file)
+        own[f"{ROLLOUT}.multi_turn.environment"] = f"{file}:Game"
     given: dict[str, Any] = {} if case.reward is None else {"reward": as_rloom_calls_it(case.reward())}
     if case.train is not None or case.validation is not None:
         train, validation = (read_rows(ASSETS / f"{name}.parquet") for name in ("train", "test"))

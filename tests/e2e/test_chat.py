@@ -121,3 +121,39 @@ def read_until(terminal: int, end: bytes, timeout_s: float = 120.0) -> bytes:
         if select.select([terminal], [], [], 0.1)[0]:
             found += os.read(terminal, 4096).replace(b"\r\n", b"\n")
     return found
+
+
+def test_an_episode_is_shown_turn_by_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "game.py"
+    file.write_text(
+        "class Game:\n"
+        "    def reset(self, secret=0, **row):\n"
+        "        self.secret, self.turn = secret, 0\n"
+        '        return f\' [{row["prompt"][0]["content"]}]\'\n'
+        "    def step(self, text):\n"
+        "        self.turn += 1\n"
+        "        return f'seen {self.secret}', 0.25, self.turn == 2\n"
+    )
+    arguments = ["--prompt", QUESTION, "--row", '{"secret": 7}', "trainer.device=cpu", "data.max_response_length=200"]
+    assert cli.main(["chat", "embedded", "--environment", f"{file}:Game", *arguments]) == 0
+    said = capsys.readouterr().out
+    first, rest = said.split("[reward] 0.25\n", 1)
+    assert first.startswith("[turn 1] ") and rest.startswith("[user] seen 7\n[turn 2] ")
+    assert said.endswith("[reward] 0.25\n[end] done; turns: 2, reward 0.5\n")
+
+
+def test_an_environment_that_fails_is_said_and_a_wrong_row_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "game.py"
+    file.write_text("class Game:\n    def reset(self, **row): 1 / 0\n    def step(self, text): ...\n")
+    chat = ["chat", "embedded", "--environment", f"{file}:Game", "--prompt", QUESTION, "trainer.device=cpu"]
+    assert cli.main(chat) == 0
+    assert "environment failed: ZeroDivisionError: division by zero; turns: 0, no reward" in capsys.readouterr().out
+    assert cli.main([*chat, "--row", "[1]"]) != 0
+    assert "--row=[1]: give an object" in capsys.readouterr().err
+
+
+def test_a_run_without_an_environment_has_none_to_show(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["chat", str(run_directory), "--environment", "saved", "trainer.device=cpu"]) != 0
+    assert "was trained without an environment" in capsys.readouterr().err

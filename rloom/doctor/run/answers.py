@@ -424,6 +424,8 @@ def answers_cut(history: History) -> Finding | None:
     cut = history.series("response_length/clip_ratio")
     if len(cut) < FEWEST_STEPS or cut.tail.mean <= CUT_SHARE:
         return None
+    if len(history.series("episode/turns/mean")):  # of several turns: `episodes_at_limit` knows which limit it was
+        return None
     limit = int(history.number(LONGEST, 512))
     evidence = [
         (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from rloom.doctor.run import answers, learning, numerics, policy, reward
+from rloom.doctor.run import answers, episodes, learning, numerics, policy, reward
 from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import History
 
@@ -18,6 +18,11 @@ class Check:
         wanted = self.fault.metrics
         return not wanted or any(name.startswith(wanted) for name in names)
 
+    @property
+    def is_of_turns(self) -> bool:
+        """Whether only answers of several turns can have the fault."""
+        return all(name.startswith(("episode/", "tool/")) for name in self.fault.metrics) and bool(self.fault.metrics)
+
 
 # In this order findings of one severity are reported: what ends a run, what leaves nothing to learn from, rewards that
 # are not the goal, what goes wrong in learning, what only costs time or memory.
@@ -26,6 +31,7 @@ ORDER = (
     Check(numerics.MEMORY_ERROR, numerics.out_of_memory),
     Check(numerics.FAILED, numerics.run_failed),
     Check(policy.MISMATCH, policy.rollout_mismatch),
+    Check(episodes.ENVIRONMENTS, episodes.environment_failures),
     Check(answers.PROMPTS_CUT, answers.prompts_cut),
     Check(answers.REPEATED_PROMPTS, answers.repeated_prompts),
     Check(answers.SAMPLING_RANDOM, answers.sampling_random),
@@ -34,6 +40,7 @@ ORDER = (
     Check(reward.FAILURES, reward.reward_failures),
     Check(reward.SIGN, reward.reward_sign),
     Check(reward.LENGTH_REWARDED, reward.length_rewarded),
+    Check(episodes.CALLS_REWARDED, episodes.tool_calls_rewarded),
     Check(reward.REWARD_NOISE, reward.reward_noise),
     Check(reward.RIGHT_NOT_REWARDED, reward.right_not_rewarded),
     Check(reward.HACKED, reward.reward_hacked),
@@ -48,6 +55,10 @@ ORDER = (
     Check(answers.REPETITION, answers.repetition),
     Check(policy.ENTROPY_LOW, policy.entropy_collapse),
     Check(policy.ENTROPY_HIGH, policy.entropy_explosion),
+    Check(episodes.TIMED_OUT, episodes.tool_timeouts),
+    Check(episodes.TOOL_ERRORS, episodes.tool_errors),
+    Check(episodes.TOOLS_UNUSED, episodes.tools_unused),
+    Check(episodes.AT_LIMITS, episodes.episodes_at_limit),
     Check(answers.CUT, answers.answers_cut),
     Check(learning.APART, learning.validation_apart),
     Check(answers.LENGTH, answers.length_drift),
@@ -57,6 +68,7 @@ ORDER = (
     Check(learning.FALLS, learning.reward_falls),
     Check(learning.NO_PROGRESS, learning.no_progress),
     Check(learning.UNUSUAL, lambda history: learning.unusual_keys(history, frozenset())),
+    Check(episodes.REWRITES, episodes.past_rewritten),
     Check(numerics.SLOW, numerics.slow_stage),
     Check(numerics.MEMORY, numerics.memory_growth),
 )
@@ -78,6 +90,9 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     "rollout_mismatch": NO_SIGNAL | AFTER_COLLAPSE | {"reward_collapse", "sampling_random"},
     "prompts_cut": NO_SIGNAL | {"reward_zero", "repeated_prompts", "validation_apart"},
     "sampling_random": NO_SIGNAL | {"reward_zero", "answers_cut", "repetition", "reward_noise"},
+    "environment_failures": frozenset({"reward_failures"}),
+    "tool_timeouts": frozenset({"tool_errors"}),
+    "tool_calls_rewarded": OTHER_GOAL,
     "reward_zero": NO_SIGNAL | {"reward_hacked", "length_drift"},
     "reward_constant": NO_SIGNAL | {"reward_hacked", "length_drift"},
     "repeated_prompts": frozenset({"validation_apart", "no_progress"}),
@@ -137,7 +152,7 @@ def diagnose(history: History) -> list[Finding]:
         for consequence in EXPLAINS.get(kind, ())
         if consequence != kind
     }
-    for kind in ("repetition", "answers_cut", "repeated_prompts"):
+    for kind in ("repetition", "answers_cut", "repeated_prompts", "episodes_at_limit"):
         if kind in found and found[kind].severity is Severity.ERROR and kind not in explained:
             explained |= {*NO_SIGNAL, "reward_zero", "reward_constant"}  # no answer is complete, or can be right
     kept = [finding for kind, finding in found.items() if kind not in explained]

@@ -30,20 +30,21 @@ class Report:
     state: str
     findings: Sequence[Finding]
     checked: Sequence[str]  # kinds
-    unchecked: Sequence[str]  # kinds whose metrics the run does not have
+    unchecked: Sequence[str]  # kinds whose metrics the run does not have, though its answers could have the fault
     faults: Sequence[str] = ()  # of the run's files
 
     @classmethod
     def of(cls, folder: RunFolder, given: Path | None = None) -> "Report":
         history = History.of(folder)
         applies = {kind: check.applies(history.columns) for kind, check in CHECKS.items()}
+        has_turns = any(name.startswith("episode/") for name in history.columns)
         return cls(
             given or folder.path,
             len(history.steps),
             folder.state.status.value,
             diagnose(history),
             [kind for kind, does in applies.items() if does],
-            [kind for kind, does in applies.items() if not does],
+            [kind for kind, does in applies.items() if not does and (has_turns or not CHECKS[kind].is_of_turns)],
             folder.faults,
         )
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +35,7 @@ class SampledAnswer:
     truth: str | None
     prediction: str | None
     finished: bool
+    calls: int | None = None  # of tools; None: an answer of one turn
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,11 @@ class Samples:
 
     @cached_property
     def prompts(self) -> tuple[int, int, int]:
-        """Rows of the data, different prompts among them, and prompts whose rows have different ground truths."""
+        """Rows of the data, different prompts among them, and prompts whose rows have different ground truths. An
+        environment may give each row another problem behind the same prompt: its rows are counted as different."""
+        if any(answer.calls is not None for answer in self.answers):
+            rows = len({answer.row for answer in self.answers})
+            return rows, rows, 0
         truths: dict[str, set[str | None]] = defaultdict(set)
         for answer in self.answers:
             truths[answer.prompt].add(answer.truth)
@@ -104,7 +109,9 @@ class Samples:
     @cached_property
     def noise(self) -> tuple[float, int] | None:
         """Share of the score's variance among answers of the same text to the same prompt, and how many such answers
-        there are. None: too few, or all scores are equal."""
+        there are. None: too few, or all scores are equal; or an environment knows more than the prompt says."""
+        if any(answer.calls is not None for answer in self.answers):
+            return None
         same: dict[tuple[str, str, str | None], list[float]] = defaultdict(list)
         for answer in self.answers:
             same[answer.prompt, answer.text, answer.truth].append(answer.score)
@@ -117,15 +124,22 @@ class Samples:
 
     @cached_property
     def length_share(self) -> tuple[float, float] | None:
-        """Share of the score's variance inside groups that the length explains among equally right answers, and the
-        correlation of both. None: too few answers differ."""
+        return self.share_explained(lambda answer: len(answer.text))
+
+    @cached_property
+    def calls_share(self) -> tuple[float, float] | None:
+        return self.share_explained(lambda answer: answer.calls or 0)
+
+    def share_explained(self, measure: Callable[[SampledAnswer], int]) -> tuple[float, float] | None:
+        """Share of the score's variance inside groups that a measure, such as the length, explains among equally right
+        answers, and the correlation of both. None: too few answers differ."""
         centred, total = [], 0.0
         for group in self.groups:
             total += squares([answer.score for answer in group])
             for right in {answer.right for answer in group}:
                 equal = [answer for answer in group if answer.right == right]
-                score, length = fmean(a.score for a in equal), fmean(len(a.text) for a in equal)
-                centred += [(a.score - score, len(a.text) - length) for a in equal if len(equal) > 1]
+                score, length = fmean(a.score for a in equal), fmean(measure(a) for a in equal)
+                centred += [(a.score - score, measure(a) - length) for a in equal if len(equal) > 1]
         varied = [(score, length) for score, length in centred if length]
         along, lengths = sum(s * n for s, n in centred), sum(n * n for _, n in centred)
         scores = sum(s * s for s, _ in centred)
@@ -183,6 +197,7 @@ def answer_of(step: int, row: Mapping[str, Any], *, by_rule: bool, own: bool) ->
     return SampledAnswer(
         step, row["group"], row["index"], str(row["prompt"]), text, float(row["score"]), finite(right),
         int(row["length"] or 0), None if truth is None else str(truth), row.get("prediction"), bool(row["finished"]),
+        row.get("calls"),
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rloom.errors import DataError
 from rloom.runs.records import finite, is_whole, parse_row, to_json_value
 
 if TYPE_CHECKING:  # it imports torch, which readers of a dump do not need
@@ -85,22 +84,23 @@ def shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:longest]} … (+{len(text) - longest:,})"
 
 
-def read_episode(text: str, tokens: int) -> dict[str, Any]:
-    """DataError: a value that a run does not write. `tokens`: how many are dumped."""
+def read_episode(text: str, tokens: int) -> dict[str, Any] | None:
+    """None: a value that a run does not write. `tokens`: how many are dumped."""
     found = parse_row(text.encode())
     if found is None or not fits(found, EPISODE):
-        raise DataError("no valid episode")
+        return None
     end = 0
     for step in found["steps"]:
-        if not fits(step, STEP) or not end == step["start"] <= step["stop"] <= tokens:
-            raise DataError("no valid step of an episode")
+        if not fits(step, STEP) or not end == step["start"] <= step["stop"]:
+            return None
         end = step["stop"]
-        pairs = step["messages"]
-        if not all(isinstance(pair, list) and len(pair) == 2 and all(map(is_text, pair)) for pair in pairs):
-            raise DataError("no valid messages of an episode")
-        if not all(fits(call, CALL) for call in step["calls"]):
-            raise DataError("no valid call of a tool")
-    return found
+        if not all(map(is_message, step["messages"])) or not all(fits(call, CALL) for call in step["calls"]):
+            return None
+    return found if end == tokens else None
+
+
+def is_message(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and all(map(is_text, pair))
 
 
 def is_text(value: Any) -> bool:

@@ -65,7 +65,7 @@ SCHEMA = pa.schema(
     ]
 )
 # a dump of answers of several turns has these columns too, and one row for each branch of an episode (see episodes.py)
-EPISODE_SCHEMA = SCHEMA.append(pa.field("branch", pa.int32())).append(pa.field("episode", pa.string()))
+EPISODE_SCHEMA = pa.schema([*SCHEMA, ("branch", pa.int32()), ("calls", pa.int32()), ("episode", pa.string())])
 
 
 def file_name(kind: str, step: int) -> str:

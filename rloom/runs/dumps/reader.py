@@ -61,6 +61,7 @@ MOST_ROWS = 1 << 17  # repeated rows take no space in the file, but much in memo
 SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
 SEARCH_COLUMNS = ["group", "data_source", "prompt", "output", "score", "length"]
 ANSWER_COLUMNS = [*SUMMARY_COLUMNS, "output", "prediction", "finished"]
+EPISODE_COLUMNS = [name for name in EPISODE_SCHEMA.names if name not in SCHEMA.names]
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,8 @@ class Dumps:
         return [_summary(group) for group in groups.values()]
 
     def rows(self, kind: Kind, step: int) -> list[dict[str, Any]]:
-        """Its answers, as they are dumped, without their tokens."""
-        return self._rows(kind, step, ANSWER_COLUMNS)
+        """Its answers, as they are dumped, without their tokens; `calls` only if they have several turns."""
+        return self._rows(kind, step, [*ANSWER_COLUMNS, "calls"])
 
     def texts(self, kind: Kind, step: int) -> dict[int, list[str]]:
         """The answers of each group, to search in."""
@@ -270,8 +271,9 @@ def read_table(source: Any, columns: Sequence[str], group: int | None) -> pa.Tab
             raise DataError("it has other columns")
         if group is not None:
             return rows_of_group(file, group)
-        table = file.read([*columns, "branch"] if has_episodes else [*columns])
-        return first_branches(table).select(columns)
+        if has_episodes:
+            return first_branches(file.read([*columns, "branch"])).select(columns)
+        return file.read([name for name in columns if name not in EPISODE_COLUMNS])
 
 
 def check_row(number: int, row: dict[str, Any]) -> None:
@@ -291,6 +293,8 @@ def check_row(number: int, row: dict[str, Any]) -> None:
         row["parts"] = parts
         if row.get("episode") is not None:
             row["episode"] = read_episode(row["episode"], count)
+            if row["episode"] is None:
+                raise DataError(f"row {number} has no valid episode")
 
 
 def _is_number_or_none(value: float | None) -> bool:
@@ -302,7 +306,7 @@ def _has_no_none(values: Sequence[Any] | None) -> bool:
 
 
 CHECKS: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("group", "index", "length", "branch"), is_whole),
+    **dict.fromkeys(("group", "index", "length", "branch", "calls"), is_whole),
     **dict.fromkeys(("data_source", "prompt", "output", "finished", "version"), lambda value: value is not None),
     **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail", "episode"), lambda value: True),
     **dict.fromkeys(("score", "accuracy"), _is_number_or_none),

@@ -68,6 +68,9 @@ def _table(trajectories: "Sequence[Trajectory]", batch: "Batch", values_T: "dict
     schema = EPISODE_SCHEMA if any(t.episode is not None for t in trajectories) else SCHEMA
     if schema is EPISODE_SCHEMA:
         columns["branch"] = pa.array([t.branch for t in trajectories], pa.int32())
+        columns["calls"] = pa.array(
+            [0 if t.episode is None else len(t.episode.calls) for t in trajectories], pa.int32()
+        )
         columns["episode"] = _array([episode_text(t) for t in trajectories], pa.string())
     return pa.table(
         [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema],

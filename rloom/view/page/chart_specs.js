@@ -4,6 +4,7 @@ import { number, percent, percentTick } from "./format.js";
 import { measureOf } from "./measure.js";
 
 const VALIDATION = /^val-core\/(.+)\/(?:acc|reward|score)\/mean@\d+$/;
+const ENDING = /^episode\/ended\/(.+)$/;
 const MEMORY = /^perf\/.*memory.*_gb$/;
 
 // `metrics`: all of them in one chart. `oneOf`: the first that was measured. `pattern`: one line for each name that matches.
@@ -16,6 +17,10 @@ const SPECS = [
   { id: "entropy", metrics: ["actor/entropy"] },
   { id: "length", metrics: ["response_length/mean", "response_length/max", "response_length/min"] },
   { id: "cut_off", metrics: ["response_length/clip_ratio"], format: percent, tick: percentTick, most: 1 },
+  { id: "turns", metrics: ["episode/turns/mean", "episode/turns/max"] },
+  { id: "endings", pattern: ENDING, format: percent, tick: percentTick, most: 1 },
+  { id: "tool_calls", metrics: ["tool/calls"] },
+  { id: "tool_errors", metrics: ["tool/errors", "tool/timeouts", "tool/unused"], format: percent, tick: percentTick, most: 1 },
   { id: "clip_fraction", metrics: ["actor/pg_clipfrac"], band: [0, 0.3] },
   { id: "ppo_ratio", metrics: ["actor/ppo_ratio"], band: [0.8, 1.2] },
   { id: "policy_loss", metrics: ["actor/pg_loss"] },

@@ -15,8 +15,8 @@ const nearby = new IntersectionObserver((entries) => {
 
 // The label of an ending; a text that this page does not know is shown as it is.
 export function endingText(ending) {
-  const key = `ending.${ending.replaceAll(" ", "_")}`;
-  return key in TEXTS ? t(key) : ending;
+  const name = ending.replaceAll(" ", "_");
+  return `ending.${name}` in TEXTS ? t(`ending.${name}`) : ending;
 }
 
 export function turnsOf(answer) {

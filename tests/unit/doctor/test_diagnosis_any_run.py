@@ -12,11 +12,12 @@ from rloom.doctor.run.checks import diagnose
 from rloom.doctor.run.history import ROLLOUT, History
 from rloom.doctor.run.live import live_message
 from rloom.language import to_chinese
-from tests.unit.doctor.test_diagnosis import FAULTY, KEYS, critic_of_the_step, of_the_step
+from tests.unit.doctor.histories import EPISODES, FAULTY, KEYS, critic_of_the_step, of_the_step
 
 NAMES = (
     *of_the_step(1),
     *critic_of_the_step(1),
+    *EPISODES,
     *("actor/kl_loss", "actor/reward_kl_penalty", "reward/acc", "timing_s/testing", "train/loss"),
     "val-core/gsm8k/acc/mean@1",
 )

@@ -13,7 +13,8 @@ from rloom.doctor.run.finding import Finding, Severity
 from rloom.doctor.run.history import ACTOR, ROLLOUT, History, Series, correlation_of_changes
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.language import to_chinese
-from tests.unit.doctor.test_diagnosis import GAE, SFT, Values, flat, history, kinds, of_the_step, scores_of
+from tests.unit.doctor.histories import GAE, SFT, Values, flat, history, kinds, of_the_step
+from tests.unit.doctor.test_diagnosis import scores_of
 
 SFT_KEYS = {"optim.lr": 1e-5, "optim.clip_grad": 1.0}
 LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
