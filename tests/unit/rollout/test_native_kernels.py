@@ -69,7 +69,7 @@ class Bench:
             pages = [*prompt, *(free.pop() for _ in range(own_pages))]
             entries += [PageEntry(slot, column, page) for column, page in enumerate(pages)]
         slots = Slots(count, 1000, DEVICE)
-        slots.begin([(slot, length, before + 1, before + 2) for slot, (length, before) in enumerate(lengths)], None)
+        slots.begin([(slot, length, 0, before + 1, before + 2) for slot, (length, before) in enumerate(lengths)], None)
         table = PageTable(count, max(map(sum, parts)), page_tokens, spare, DEVICE)
         table.write(entries)
         batch, tokens, sizes = count + 1, (spare + 1) * page_tokens, (size, size if value_size is None else value_size)
@@ -268,7 +268,7 @@ def slots_for(uniform: Tensor, sampling: Sampling, limit: int = 9) -> Slots:
     count, longest = uniform.shape
     slots = Slots(count, longest, DEVICE)
     slots.set_sampling(sampling)
-    slots.begin([(slot, 1, 0, limit) for slot in range(count)], uniform)
+    slots.begin([(slot, 1, 0, 0, limit) for slot in range(count)], uniform)
     return slots
 
 
