@@ -76,8 +76,12 @@ class EagerSession:
         return alike and length <= self.cache.length and sampling.max_new_tokens <= self.longest
 
     def add(self, number: int, request: Request) -> None:
+        """A request whose conversation has a cache waits before those that have none: fewer caches are dropped."""
         self.requests[number] = request
-        self.waiting.append(number)
+        first, kept = len(self.waiting), {one.conversation for one in self.kept}
+        if request.conversation in kept:
+            first = [*(self.requests[other].conversation in kept for other in self.waiting), False].index(False)
+        self.waiting.insert(first, number)
 
     def cancel(self, number: int) -> None:
         if number in self.waiting:

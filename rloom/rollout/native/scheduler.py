@@ -122,8 +122,13 @@ class Scheduler:
         self.step = 0
 
     def add(self, number: int, request: Request) -> None:
+        """A request whose conversation has a cache waits before those that have none: fewer caches are evicted."""
         self.requests[number] = request
-        self.waiting.append(number)
+        first = len(self.waiting)
+        if request.conversation in self.kept:
+            ready = [other in self.progress or self.requests[other].conversation in self.kept for other in self.waiting]
+            first = [*ready, False].index(False)
+        self.waiting.insert(first, number)
 
     def cancel(self, number: int) -> None:
         if number in self.waiting:

@@ -139,6 +139,20 @@ def test_a_token_attends_to_its_prompt_and_to_what_was_written_since(splits: int
     assert_attends_plainly(Bench.drawn(SHORT, shared=2), options)
 
 
+def test_tokens_of_earlier_turns_are_own_ones(few_splits: None) -> None:
+    bench, options = Bench.drawn(LONG, shared=2), AttentionOptions(0.35)
+    expected, keys, values = bench.plainly(options)
+    bench.slots.earlier[:3] = bench.slots.written[:3] - 1
+    bench.slots.written[:3] = 1
+    torch.testing.assert_close(bench.attend(options), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(bench.keys, keys) and torch.equal(bench.values, values)
+
+
+@pytest.fixture
+def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+
+
 @pytest.mark.parametrize("splits", [1, 2, 5], indirect=True)  # five: more than there are blocks
 @pytest.mark.parametrize(
     "options",
