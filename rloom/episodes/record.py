@@ -32,6 +32,8 @@ class EpisodeRecord:
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
     environment_seconds: float = 0.0
+    requested_tokens: int = 0  # of all requests for answers
+    reused_tokens: int = 0  # of them: the engine had their keys and values
 
     @property
     def turns(self) -> int:
@@ -96,6 +98,7 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     """Of one step."""
     count = max(len(records), 1)
     endings = Counter(record.ending for record in records)
+    requested = sum(record.requested_tokens for record in records)
     calls = [call for record in records for node in record.episode.nodes for call in node.calls]
     return {
         "episode/turns/mean": sum(record.turns for record in records) / count,
@@ -103,6 +106,7 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         "episode/tool_calls": len(calls) / count,
         "episode/tool_errors": sum(call.error is not None for call in calls) / max(len(calls), 1),
         "episode/environment_seconds": sum(record.environment_seconds for record in records) / count,
+        "episode/kv_reused": sum(one.reused_tokens for one in records) / max(requested, 1),
         "episode/rewritten_past": sum(record.rewritten for record in records) / count,
         "episode/branched": sum(record.branched for record in records) / count,
         **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending] / count for ending in Ending},

@@ -233,6 +233,7 @@ class RunningEpisode:
         self.reward: float | None = None
         self.rewards: list[float] = []  # of turns
         self.environment_seconds = 0.0
+        self.requested_tokens = self.reused_tokens = 0
 
     async def answer(self, leaf: int, max_tokens: int | None = None) -> int:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin."""
@@ -247,6 +248,8 @@ class RunningEpisode:
         request = Request(tuple(tokens), replace(self.sampling, max_new_tokens=budget), seed, self.row.row)
         began = time.monotonic()
         completion = await self.turns.generate(self.row.share, request)
+        self.requested_tokens += len(tokens)
+        self.reused_tokens += completion.reused_tokens
         node = self.writer.answer(leaf, completion, time.monotonic() - began)
         if not completion.finished and max_tokens is None:
             by_turn = self.limits.turn_tokens is not None and len(completion.tokens_L) >= self.limits.turn_tokens
@@ -274,4 +277,6 @@ class RunningEpisode:
             writer.rewritten,
             writer.branched,
             self.environment_seconds,
+            self.requested_tokens,
+            self.reused_tokens,
         )

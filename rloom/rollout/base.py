@@ -65,7 +65,7 @@ class Completion:
     experts_LMK: Tensor | None = (
         None  # iff the engine records routing: of the prompt's tokens, then of these; see Batch
     )
-    reused_tokens: int = 0  # of the request: their keys and values were in the cache of its conversation
+    reused_tokens: int = 0  # of the request: their keys and values were in the cache before
 
 
 class WeightOwner(Protocol):
