@@ -21,6 +21,7 @@ from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.page_table import PageEntry
 
 MAX_PROMPTS = 512  # in one prefill pass: each prompt has a row of logits, whatever its length
+TURN_WAIT_STEPS = 24  # the longest wait of a few requests of conversations for others to be prefilled with
 MAX_CONTEXT = 1 << 17  # tokens of continued sequences in one prefill pass, which copies their keys and values
 
 
@@ -119,12 +120,15 @@ class Scheduler:
         self.prompts: dict[tuple[int, ...], SharedPrompt] = {}
         self.new_entries: list[PageEntry] = []  # that the device's page table lacks
         self.most_running = slots  # or as many as ran when the cache was full
+        self.waits_since = 0  # step since which requests wait
         self.step = 0
 
     def add(self, number: int, request: Request) -> None:
         """A request whose conversation has a cache waits before those that have none: fewer caches are evicted."""
         self.requests[number] = request
         first = len(self.waiting)
+        if not self.waiting:
+            self.waits_since = self.step
         if request.conversation in self.kept:
             ready = [other in self.progress or self.requests[other].conversation in self.kept for other in self.waiting]
             first = [*ready, False].index(False)
@@ -143,7 +147,13 @@ class Scheduler:
         return max((sequence.last_step for sequence in self.running), default=self.step) - self.step
 
     def should_admit(self) -> bool:
-        return should_prefill(len(self.waiting), len(self.running), self.most_running)
+        """Turns of conversations come one by one, and a prefill pass takes as long as several steps: those that are few
+        beside the running sequences wait for others, but not for long."""
+        if not should_prefill(len(self.waiting), len(self.running), self.most_running):
+            return False
+        few = len(self.waiting) <= len(self.running) // 8
+        conversing = self.requests[self.waiting[0]].conversation is not None
+        return not (few and conversing and self.step - self.waits_since < TURN_WAIT_STEPS)
 
     def admit(self, max_tokens: int) -> list[RunningSequence]:
         """Start waiting requests, in order, while slots and pages last; at most `max_tokens` in the prefill pass."""
@@ -173,6 +183,7 @@ class Scheduler:
             self.waiting.popleft()
             self.progress.pop(number, None)
         self.running += admitted
+        self.waits_since = self.step
         return admitted
 
     def pages(self, tokens: int) -> int:

@@ -285,6 +285,22 @@ def test_the_conversation_that_waits_longest_is_evicted_first_and_a_queued_one_l
     assert not scheduler.free_pages(7) and not scheduler.kept, "of 8 pages, 2 are in use"
 
 
+def test_a_few_turns_wait_for_others_beside_many_running_sequences_but_not_for_long() -> None:
+    scheduler, sampling = scheduler_of(pages=100, slots=24), Sampling(100)
+    for number in range(16):
+        scheduler.add(number, Request((number,), sampling, 0, conversation=number))
+    assert scheduler.should_admit() and len(scheduler.admit(1000)) == 16
+    scheduler.step = 8
+    scheduler.add(16, Request((50,), sampling, 0, conversation=16))
+    scheduler.add(17, Request((51,), sampling, 0, conversation=17))
+    assert not scheduler.should_admit(), "2 of 16"
+    scheduler.step = 8 + 24
+    assert scheduler.should_admit()
+    scheduler.step = 16
+    scheduler.add(18, Request((52,), sampling, 0, conversation=18))
+    assert scheduler.should_admit(), "3 of 16"
+
+
 def test_a_prompt_stays_for_the_request_that_reads_it_while_its_other_reader_is_evicted() -> None:
     scheduler, sampling, prompt = scheduler_of(pages=4), Sampling(4), (1, 5, 6, 7, 8)
     run_one(scheduler, 0, Request(prompt, sampling, 0, conversation=0), [9, 8, 7])
