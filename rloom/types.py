@@ -178,6 +178,8 @@ class EpisodeSummary:
     branched: int = 0  # times an agent changed its history
     tools: int = 0  # that the prompt lists
     requests: Mapping[str, int] = field(default_factory=dict)  # of an agent: counts by kind; see AgentSession
+    requested_tokens: int = 0  # of all requests for answers
+    reused_tokens: int = 0  # of them: the engine had their keys and values
 
     @property
     def turns(self) -> tuple[EpisodeStep, ...]:

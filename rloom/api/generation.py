@@ -83,7 +83,7 @@ def open_episode_session(
     config, checkpoint = located(model, keys, uses=EPISODES if environment == SAVED else MODEL_ALONE)
     with (
         open_generator(config, checkpoint) as generator,
-        open_episodes(config, generator.tokenizer, generator.stop_ids) as runner,
+        open_episodes(config, generator.tokenizer) as runner,
     ):
         if runner is None:
             raise ConfigError(f"{model} was trained without an environment, tools or an agent: use --environment NAME")

@@ -49,6 +49,8 @@ class EpisodeRecord:
     environment_seconds: float = 0.0
     at_limit: AtLimit = "score"
     counts: Mapping[str, int] = field(default_factory=dict)  # of an agent's requests; a metric each
+    requested_tokens: int = 0  # of all requests for answers
+    reused_tokens: int = 0  # of them: the engine had their keys and values
 
     @property
     def turns(self) -> int:
@@ -166,6 +168,8 @@ def episode_summary(record: EpisodeRecord, branches: Sequence[Branch]) -> Episod
         record.branched,
         len(nodes[0].conversation.tools),
         dict(record.counts),
+        record.requested_tokens,
+        record.reused_tokens,
     )
 
 
@@ -223,6 +227,8 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "episode/turns/max": float(max(turns)),
         "episode/environment_seconds": sum(episode.environment_s for episode in episodes) / count,
         "episode/environment_timeouts": sum(episode.timed_out for episode in episodes) / count,
+        "episode/kv_reused": sum(one.reused_tokens for one in episodes)
+        / max(1, sum(one.requested_tokens for one in episodes)),
         "episode/added_tokens": sum(map(added_tokens, episodes)) / count,
         "episode/repeated_tokens": sum(map(repeated_tokens, episodes)) / count,
         "episode/branches": sum(len(episode.branches) for episode in episodes) / count,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rloom.episodes.base import Limits, ToolSchema
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
@@ -20,11 +20,10 @@ from rloom.episodes.record import Ending, EpisodeRecord
 from rloom.episodes.writer import EpisodeWriter, Texts
 from rloom.errors import DataError
 from rloom.net.loop import EventLoop
-from rloom.rollout.base import Completion, Request, Sampling
+from rloom.rollout.base import Completion, EndedConversation, Request, Sampling
 from rloom.types import Prompt
 
-IDLE_S = 0.02  # how long the engines' thread waits for the next request
-BEGIN_S = 5.0  # and for the first requests of all episodes
+IDLE_S = 0.5  # the engines' thread waits at most so long for the next request when they have none
 
 
 @dataclass(frozen=True)
@@ -37,31 +36,43 @@ class EpisodeRow:
     seed: Callable[[int], int]  # of each turn
 
 
+class PendingRequest(NamedTuple):
+    """A request of an episode without an answer."""
+
+    request: Request
+    answer: Future[Completion]
+
+
 class Turns:
     """Requests of running episodes and their completions, between the event loop and the engines' thread."""
 
     def __init__(self, shares: int, episodes: Sequence[int]) -> None:
         """`episodes`: the share of each."""
         self.changed = threading.Condition()
-        self.queued: list[deque[tuple[Request, Future[Completion]]]] = [deque() for _ in range(shares)]
-        self.sent: list[list[Future[Completion]]] = [[] for _ in range(shares)]
-        self.unfinished = [0] * shares
+        self.queued: list[deque[PendingRequest]] = [deque() for _ in range(shares)]
+        self.ended: list[list[EndedConversation]] = [[] for _ in range(shares)]  # that the engine does not know of
+        self.sent = [0] * shares  # requests
+        self.unfinished: list[dict[int, PendingRequest]] = [{} for _ in range(shares)]  # those sent, by their index
         self.finished: deque[tuple[int, EpisodeRecord]] = deque()  # (row, episode)
         self.running = [episodes.count(share) for share in range(shares)]  # episodes
-        self.has_begun = [False] * shares
         self.error: BaseException | None = None
 
     async def generate(self, share: int, request: Request) -> Completion:
-        answer: Future[Completion] = Future()
+        pending = PendingRequest(request, Future())
         with self.changed:
-            self.queued[share].append((request, answer))
+            self.queued[share].append(pending)
             self.changed.notify()
-        return await asyncio.wrap_future(answer)
+        return await asyncio.wrap_future(pending.answer)
 
     def end(self, share: int, row: int, record: EpisodeRecord) -> None:
+        """Also of an episode whose last answer is still being generated: the engine cancels it."""
         with self.changed:
             self.running[share] -= 1
             self.finished.append((row, record))
+            self.ended[share].append(EndedConversation(row))
+            self.queued[share] = deque(one for one in self.queued[share] if one.request.conversation != row)
+            left = self.unfinished[share].items()
+            self.unfinished[share] = {index: one for index, one in left if one.request.conversation != row}
             self.changed.notify()
 
     def fail(self, error: BaseException) -> None:
@@ -69,30 +80,31 @@ class Turns:
             self.error = error
             self.changed.notify()
 
-    def next_requests(self, share: int) -> list[Request] | None:
+    def next_requests(self, share: int) -> list[Request | EndedConversation] | None:
         """Requests of the share's episodes, maybe none. None: all its episodes have ended."""
         with self.changed:
-            if not self.has_begun[share]:  # an engine allocates for the requests that it gets first
-                self.has_begun[share] = True
-                self.changed.wait_for(lambda: self.error or len(self.queued[share]) >= self.running[share], BEGIN_S)
-            elif not self.queued[share] and not self.unfinished[share] and self.running[share] and self.error is None:
-                self.changed.wait(IDLE_S)
+            if self.running[share]:
+                self.changed.wait_for(
+                    lambda: self.error or any(self.unfinished) or any(self.queued) or any(self.ended), IDLE_S
+                )
             if self.error is not None:
                 raise self.error
-            taken = [(request, answer) for request, answer in self.queued[share] if not answer.cancelled()]
-            self.queued[share].clear()
-            self.sent[share] += [answer for _, answer in taken]
-            self.unfinished[share] += len(taken)
-            if not self.unfinished[share] and not self.running[share]:
+            if not self.running[share]:
                 return None
-        return [request for request, _ in taken]
+            taken = [pending for pending in self.queued[share] if not pending.answer.cancelled()]
+            ended = self.ended[share]
+            self.queued[share].clear()
+            self.ended[share] = []
+            self.unfinished[share] |= dict(enumerate(taken, start=self.sent[share]))
+            self.sent[share] += len(taken)
+        return [*ended, *(pending.request for pending in taken)]
 
     def complete(self, share: int, index: int, completion: Completion) -> None:
         with self.changed:
-            self.unfinished[share] -= 1
-            answer = self.sent[share][index]
-        with suppress(InvalidStateError):  # cancelled: nobody waits for it
-            answer.set_result(completion)
+            pending = self.unfinished[share].pop(index, None)
+        if pending is not None:  # else its episode has ended
+            with suppress(InvalidStateError):  # cancelled: nobody waits for it
+                pending.answer.set_result(completion)
 
     def take_finished(self) -> list[tuple[int, EpisodeRecord]]:
         with self.changed:
@@ -231,6 +243,7 @@ class RunningEpisode:
         self.environment_seconds = 0.0
         self.generating = 0  # answers, at this moment
         self.idle_since = time.monotonic()  # since when none was
+        self.requested_tokens = self.reused_tokens = 0
 
     async def answer(self, leaf: int, max_tokens: int | None = None, stops: Sequence[str] = ()) -> int:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin.
@@ -245,7 +258,7 @@ class RunningEpisode:
             raise LimitReached(limit)
         budget = most if max_tokens is None else min(most, max_tokens)
         seed, self.answers = self.row.seed(self.answers), self.answers + 1
-        request = Request(tuple(tokens), replace(self.sampling, max_new_tokens=budget), seed)
+        request = Request(tuple(tokens), replace(self.sampling, max_new_tokens=budget), seed, self.row.row)
         began = time.monotonic()
         self.generating += 1
         try:
@@ -253,6 +266,8 @@ class RunningEpisode:
         finally:
             self.generating -= 1
             self.idle_since = time.monotonic()
+        self.requested_tokens += len(tokens)
+        self.reused_tokens += completion.reused_tokens
         node = self.writer.answer(leaf, completion, time.monotonic() - began, stops)
         if not self.writer.episode.nodes[node].finished and budget == most:
             raise LimitReached(limit, node)
@@ -309,4 +324,6 @@ class RunningEpisode:
             self.environment_seconds,
             self.limits.at_limit,
             self.counts,
+            self.requested_tokens,
+            self.reused_tokens,
         )

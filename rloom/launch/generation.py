@@ -77,6 +77,8 @@ class TextGenerator:
             while (requests := turns.next_requests(0)) is not None:
                 yield from watched.new_lines()
                 for request in requests:
+                    if not isinstance(request, Request):
+                        continue  # the end of the conversation
                     answers += 1
                     yield translate(f"[turn {answers}]") + " "
                     completion = yield from self.pieces(request)

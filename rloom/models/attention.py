@@ -125,9 +125,7 @@ class PackedAttention:
         return self.column_T
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        # varlen_attn has no float32 kernel, no softcap, and no gradient for sinks
-        plain = options.softcap is None and options.sinks is None
-        if query.is_cuda and plain and value.dtype in (torch.bfloat16, torch.float16):
+        if has_varlen_kernel(query, value, options):
             return self.varlen(query, key, value, options)
         rows = attend_causally(self.pad_samples(query), self.pad_samples(key), self.pad_samples(value), options)
         return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
@@ -135,8 +133,16 @@ class PackedAttention:
     def reset(self) -> None:
         """It keeps no state between layers."""
 
-    def varlen(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """Torch's kernel for packed samples."""
+    def varlen(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+        keys: "PackedAttention | None" = None,  # lengths of the keys, where samples have more keys than queries
+    ) -> Tensor:
+        """Torch's kernel for packed samples. The queries of a sample are those of its last tokens."""
+        keys = self if keys is None else keys
         size = value.shape[-1]
         # the kernel requires one size for keys and values, a multiple of 8
         padded_size = -(-max(key.shape[-1], size) // 8) * 8
@@ -146,9 +152,9 @@ class PackedAttention:
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
             self.cu_seqlens,
-            self.cu_seqlens,
+            keys.cu_seqlens,
             self.longest,
-            self.longest,
+            keys.longest,
             scale=options.scale,
             window_size=(-1 if options.window is None else options.window - 1, 0),
             **GQA_ARGUMENT,
@@ -162,6 +168,12 @@ class PackedAttention:
         rows = packed.new_zeros(self.samples, self.longest, heads, size)
         rows[self.row_T, self.column_T] = packed[0].transpose(0, 1)
         return rows.transpose(1, 2)
+
+
+def has_varlen_kernel(query: Tensor, value: Tensor, options: AttentionOptions) -> bool:
+    """varlen_attn has no float32 kernel, no softcap, and no gradient for sinks."""
+    plain = options.softcap is None and options.sinks is None
+    return query.is_cuda and plain and value.dtype in (torch.bfloat16, torch.float16)
 
 
 def pad_heads(tensor: Tensor, size: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rloom.errors import ModelError
 
 REPORT_EVERY_S = 0.1  # completions are sent together: a message to another process takes about a millisecond
+TURN_REPORT_S = 0.01  # in conversations, where new requests follow from completions
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class Request:
     seed: (
         int  # determines this completion, whatever else is in the batch (hf: the first seed of a batch is used for all)
     )
+    conversation: int | None = None  # episode, numbered until `sleep`: a later request may begin with this one's answer
+
+
+@dataclass(frozen=True)
+class EndedConversation:
+    """In place of a request: the conversation has ended. Its requests are cancelled, and its cache is released."""
+
+    conversation: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ class Completion:
     experts_LMK: Tensor | None = (
         None  # iff the engine records routing: of the prompt's tokens, then of these; see Batch
     )
+    reused_tokens: int = 0  # of the request: their keys and values were in the cache before
 
 
 class WeightOwner(Protocol):
@@ -77,6 +87,17 @@ class Rollout(Protocol):
 
     def poll(self) -> list[Completion]:
         """Generate for a moment; returns the completions that finished since the last call, maybe none."""
+
+    def expect(self, sequences: int, prompts: int, tokens: int) -> None:
+        """So many conversations follow, which begin with so many different prompts and add at most so many tokens each.
+
+        An engine that allocates memory when the first request arrives allocates for all of them.
+        """
+        return
+
+    def end_conversation(self, conversation: int) -> None:
+        """No request continues it: its cache is released."""
+        return
 
     def tokens_so_far(self, request: int) -> Tensor:
         """The tokens of a request that is being generated. None, if the engine only reports whole answers."""
@@ -103,27 +124,38 @@ class Rollout(Protocol):
 
     def generate_stream(
         self, report_every_s: float = REPORT_EVERY_S
-    ) -> Generator[list[tuple[int, Completion]], Sequence[Request], None]:
+    ) -> Generator[list[tuple[int, Completion]], Sequence[Request | EndedConversation], None]:
         """Send it requests, maybe none; it yields what finished in the next `report_every_s`, or earlier if all has.
 
-        Each completion has the index of its request among all that were sent. Start it with `next`. Closed, it cancels
-        the rest.
+        The answer of a conversation is yielded at once, since the next turn waits for it. Each completion has the index
+        of its request among all that were sent. Start it with `next`. Closed, it cancels the rest.
         """
-        index_of: dict[int, int] = {}
-        sent, finished = 0, list[tuple[int, Completion]]()
+        unfinished: dict[int, tuple[int, Request]] = {}  # (index, request) by id
+        sent, conversing, finished = 0, False, list[tuple[int, Completion]]()
         try:
             while True:
-                requests = yield finished
-                index_of |= {self.submit(request): index for index, request in enumerate(requests, start=sent)}
-                sent, finished, until = sent + len(requests), [], time.monotonic() + report_every_s
-                polls = 0
-                while index_of:
-                    finished += [(index_of.pop(completion.request), completion) for completion in self.poll()]
+                items = yield finished
+                for item in items:
+                    if isinstance(item, Request):
+                        unfinished[self.submit(item)] = sent, item
+                        sent, conversing = sent + 1, conversing or item.conversation is not None
+                    else:
+                        for number in [n for n, one in unfinished.items() if one[1].conversation == item.conversation]:
+                            self.cancel(number)
+                            del unfinished[number]
+                        self.end_conversation(item.conversation)
+                finished, polls = [], 0
+                until = time.monotonic() + (min(report_every_s, TURN_REPORT_S) if conversing else report_every_s)
+                most_polls = 1 if conversing else self.polls_per_report
+                if conversing and not unfinished and not items:
+                    time.sleep(TURN_REPORT_S)  # all episodes of this engine wait for their environments
+                while unfinished and not (conversing and finished):
+                    finished += [(unfinished.pop(completion.request)[0], completion) for completion in self.poll()]
                     polls += 1
-                    if time.monotonic() >= until if self.polls_per_report is None else polls == self.polls_per_report:
+                    if time.monotonic() >= until if self.polls_per_report is None else polls == most_polls:
                         break
         finally:
-            for request in index_of:
+            for request in unfinished:
                 self.cancel(request)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:

@@ -92,6 +92,8 @@ class Sampler:
         ]
         progress(0, len(rows))
         self.rollout.call("wake")
+        tokens = runner.limits.response_tokens
+        self.rollout.each("expect", [expected(planned, share, tokens) for share in range(shares)])
         with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:
             done = 0
             with runner.started(planned, sampling, shares) as turns:
@@ -173,6 +175,12 @@ class DynamicSampling:
             f"{len(kept)} of {self.groups_per_step} groups have answers of different score. Too easy or too hard "
             "for this model: change the data, raise rollout.n, or allow more rounds"
         )
+
+
+def expected(rows: Sequence[EpisodeRow], share: int, tokens: int) -> tuple[int, int, int]:
+    """Arguments of Rollout.expect: (episodes of a share, their prompts, tokens of an episode after its prompt)."""
+    own = [row for row in rows if row.share == share]
+    return len(own), len({row.prompt.index for row in own}), tokens
 
 
 def draw_seed(seed: int, seed_scope: str, row: int) -> int:

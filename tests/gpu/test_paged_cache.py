@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,15 @@ import torch
 from rloom.engines.base import Placement
 from rloom.engines.local import LocalEngine
 from rloom.errors import ModelError
+from rloom.models.attention import AttentionOptions, attend_with_mask
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.limits import PAGE_TOKENS
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.graph_session import GraphSession
+from rloom.rollout.native.page_table import PageEntry, PageTable
+from rloom.rollout.native.slots import Slots
+from rloom.rollout.native.token_cache import PromptAttention, TokenCache, TokenShape
 from tests.helpers import engine_of, policy
 from tests.requests import ask, sampled
 
@@ -112,3 +117,64 @@ def test_a_share_too_small_for_one_sequence_is_named(model_folder: Callable[[str
     rollout = native(network, engine_of(network, Placement(CUDA)), share=1e-12)
     with pytest.raises(ModelError, match="gpu_memory_utilization=1e-12: not one sequence of"):
         write(rollout, sampled(REQUESTS, GREEDY))
+
+
+def converse(rollout: NativeRollout, *, reuse: bool, turns: int = 3) -> tuple[list[list[Completion]], list[int]]:
+    """The answers of each turn, and the tokens that the requests of each reused."""
+    rollout.expect(12, 12, 400)
+    past = [request.tokens for request in REQUESTS]
+    found, reused = [], []
+    for turn in range(turns):
+        requests = [
+            Request(tokens, replace(GREEDY, max_new_tokens=20 + row), 10 * row + turn, row if reuse else None)
+            for row, tokens in enumerate(past)
+        ]
+        found.append(write(rollout, requests))
+        reused.append(sum(one.reused_tokens for one in found[-1]))
+        past = [
+            (*tokens, *one.tokens_L.tolist(), *range(3, 4 + 9 * row))
+            for row, (tokens, one) in enumerate(zip(past, found[-1], strict=True))
+        ]
+    return found, reused
+
+
+@pytest.mark.parametrize("build", [native, stepping])
+def test_a_continued_conversation_has_the_answers_of_whole_prefills(
+    model_folder: Callable[[str], Path], build: Callable[[PolicyNetwork, LocalEngine], NativeRollout]
+) -> None:
+    """Gemma 2 in float32: windows and softcaps, attention by plain torch."""
+    network = policy(model_folder("gemma2"))
+    owner = engine_of(network, Placement(CUDA))
+    (found, reused), (expected, none) = (converse(build(network, owner), reuse=reuse) for reuse in (True, False))
+    assert none == [0, 0, 0] and reused[0] == 0 and 0 < reused[1] < reused[2]
+    for one, other in zip(chain(*found), chain(*expected), strict=True):
+        assert one.tokens_L.tolist() == other.tokens_L.tolist()
+        torch.testing.assert_close(one.logprobs_L, other.logprobs_L, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_torchs_kernel_attends_from_the_last_tokens_of_a_longer_context(window: int | None) -> None:
+    """In bfloat16: three sequences, of which two have tokens in the cache."""
+    length_P, reused_P = torch.tensor([5, 40, 1]), torch.tensor([150, 0, 33])
+    slots, table = Slots(3, 10, CUDA), PageTable(3, 3, 128, 9, CUDA)
+    table.write([PageEntry(slot, column, 3 * slot + column) for slot in range(3) for column in range(3)])
+    slots.begin([(0, 140, 15, 0, 5), (1, 40, 0, 0, 5), (2, 30, 4, 0, 5)], None)
+    cache = TokenCache(TokenShape(1, 2, 64, 64, torch.bfloat16), 9, 128, CUDA)
+    cache.wake()
+    for part in (cache.keys, cache.values):
+        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))
+    attend = PromptAttention(length_P, reused_P, torch.arange(3, device=CUDA), cache, slots, table)
+    query, key, value = (torch.randn(1, heads, 46, 64, device=CUDA, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    options = AttentionOptions(0.125, window)
+    found = attend(query, key, value, options)
+    first = 0
+    for slot, (new, reused, prompt) in enumerate(zip([5, 40, 1], [150, 0, 33], [140, 40, 30], strict=True)):
+        position = torch.arange(reused + new, device=CUDA)
+        place = table.places(torch.full_like(position, slot), position, torch.full_like(position, prompt))
+        distance = position[reused:, None] - position
+        mask = (distance >= 0) & (distance < (window or 1000))
+        keys, values = cache.keys[0, :, place][None], cache.values[0, :, place][None]
+        assert torch.equal(keys[0, :, reused:], key[0, :, first : first + new]), "the new ones are in the cache"
+        expected = attend_with_mask(query[:, :, first : first + new], keys, values, mask, options).transpose(1, 2)
+        torch.testing.assert_close(found[:, first : first + new], expected, rtol=0.02, atol=0.02)
+        first += new

@@ -1,7 +1,12 @@
-"""Generation driven from Python, one forward pass at a time, on any device. S slots, all state on the device."""
+"""Generation driven from Python, one forward pass at a time, on any device. S slots, all state on the device.
+
+The slot of a finished answer keeps its keys and values for the next request of its conversation, until the slot is
+needed.
+"""
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +20,15 @@ from rloom.rollout.native.session import Finished
 from rloom.rollout.native.slot_cache import DecodeAttention, PrefillAttention, SlotCache
 
 
+@dataclass(eq=False)
+class KeptSlot:
+    """A finished answer of a conversation in a slot that no sequence runs in. Its last token is not in the cache."""
+
+    slot: int
+    conversation: int
+    tokens: tuple[int, ...]  # of the request and the answer
+
+
 class EagerSession:
     """Requests of one kind of sampling. Running sequences are in slots 0..count-1."""
 
@@ -22,16 +36,19 @@ class EagerSession:
         self,
         network: PolicyNetwork,
         cache: SlotCache,
-        requests: Sequence[Request],  # that it has to have room for
+        request: Request,
+        longest_answer: int,
         max_prefill_tokens: int,
         device: torch.device,
     ) -> None:
         self.network, self.cache, self.device = network, cache, device
-        self.sampling, self.max_prefill_tokens = requests[0].sampling.without_limit, max_prefill_tokens
-        self.longest = max(request.sampling.max_new_tokens for request in requests)
+        self.sampling, self.max_prefill_tokens = request.sampling.without_limit, max_prefill_tokens
+        self.longest = longest_answer
         self.requests: dict[int, Request] = {}  # that wait or run
         self.waiting: deque[int] = deque()
         self.request_of: list[int] = []  # of each running slot
+        self.reused: dict[int, int] = {}  # tokens of running requests that were in the cache
+        self.kept: list[KeptSlot] = []  # the one that waits longest first
         slots, longest = cache.slots, self.longest
         self.token_S = torch.zeros(slots, dtype=torch.long, device=device)
         self.position_S = torch.zeros(slots, dtype=torch.long, device=device)  # of token_S
@@ -59,8 +76,12 @@ class EagerSession:
         return alike and length <= self.cache.length and sampling.max_new_tokens <= self.longest
 
     def add(self, number: int, request: Request) -> None:
+        """A request whose conversation has a cache waits before those that have none: fewer caches are dropped."""
         self.requests[number] = request
-        self.waiting.append(number)
+        first, kept = len(self.waiting), {one.conversation for one in self.kept}
+        if request.conversation in kept:
+            first = [*(self.requests[other].conversation in kept for other in self.waiting), False].index(False)
+        self.waiting.insert(first, number)
 
     def cancel(self, number: int) -> None:
         if number in self.waiting:
@@ -68,6 +89,14 @@ class EagerSession:
             del self.requests[number]
         elif number in self.request_of:
             self.limit_S[self.request_of.index(number)] = 0  # it ends with the next token
+            self.requests[number] = replace(self.requests[number], conversation=None)  # and is not kept
+
+    @property
+    def keeps_conversations(self) -> bool:
+        return bool(self.kept)
+
+    def end_conversation(self, conversation: int) -> None:
+        self.kept = [kept for kept in self.kept if kept.conversation != conversation]
 
     def tokens_so_far(self, number: int) -> Tensor:
         if number not in self.request_of:
@@ -86,10 +115,10 @@ class EagerSession:
 
     def prefill(self) -> None:
         """Each prompt is computed once, whatever the number of its answers."""
-        prompts, slot_S, prompt_S = self.admit()
-        length_P = torch.tensor([len(prompt) for prompt in prompts])
+        prompts, reused, slot_S, prompt_S = self.admit()
+        length_P, reused_P = torch.tensor([len(prompt) for prompt in prompts]), torch.tensor(reused)
         tokens_T = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        attend = PrefillAttention(length_P, self.cache, slot_S, prompt_S)
+        attend = PrefillAttention(length_P, reused_P, self.cache, slot_S, prompt_S)
         record = self.cache.new_record(len(tokens_T), self.device)
         with routed(record):
             hidden_TH = self.network.decoder.packed_hidden(tokens_T, attend)
@@ -109,20 +138,32 @@ class EagerSession:
             attend.write_experts(record.experts_TMK)
         self.write(slots_B, self.network.logits(hidden_BH))
 
-    def admit(self) -> tuple[list[tuple[int, ...]], Tensor, Tensor]:
-        """Move waiting requests into free slots: (distinct prompts, slots, index of the prompt of each slot)."""
-        prompts: dict[tuple[int, ...], int] = {}
-        slots, starts, tokens = [], [], 0
+    def admit(self) -> tuple[list[tuple[int, ...]], list[int], Tensor, Tensor]:
+        """Move waiting requests into free slots.
+
+        Returns the distinct prompts without their tokens in the cache, the number of those tokens, the slots, and the
+        index of the prompt of each slot.
+        """
+        index_of: dict[tuple[int, ...] | int, int] = {}  # of a prompt, or of a continued request by its number
+        prompts = list[tuple[int, ...]]()
+        reused, slots, starts, tokens = [], [], [], 0
         while self.waiting and self.count < self.cache.slots:
-            request = self.requests[self.waiting[0]]
-            if request.tokens not in prompts:
-                if prompts and tokens + len(request.tokens) > self.max_prefill_tokens:
+            number, slot = self.waiting[0], self.count
+            request = self.requests[number]
+            kept = self.continued(request)
+            cached = 0 if kept is None else len(kept.tokens) - 1
+            key = request.tokens if kept is None else number
+            if key not in index_of:
+                if prompts and tokens + len(request.tokens) - cached > self.max_prefill_tokens:
                     break
-                prompts[request.tokens] = len(prompts)
-                tokens += len(request.tokens)
-            slot = self.count
+                index_of[key] = len(prompts)
+                prompts.append(request.tokens[cached:])
+                reused.append(cached)
+                tokens += len(request.tokens) - cached
+            self.clear_slot(slot, kept)
             slots.append(slot)
-            starts.append(prompts[request.tokens])
+            starts.append(index_of[key])
+            self.reused[number] = cached
             self.position_S[slot] = len(request.tokens) - 1
             self.written_S[slot] = 0
             self.limit_S[slot] = request.sampling.max_new_tokens
@@ -131,7 +172,38 @@ class EagerSession:
                 self.uniform[slot, : draws.shape[1]] = draws[0]
             self.request_of.append(self.waiting.popleft())
         slot_S, prompt_S = torch.tensor([slots, starts], device=self.device)
-        return list(prompts), slot_S, prompt_S
+        return prompts, reused, slot_S, prompt_S
+
+    def continued(self, request: Request) -> KeptSlot | None:
+        """The longest kept sequence with which the request begins."""
+        found = [
+            kept
+            for kept in self.kept
+            if kept.conversation == request.conversation and request.tokens[: len(kept.tokens)] == kept.tokens
+        ]
+        return max(found, key=lambda kept: len(kept.tokens), default=None)
+
+    def clear_slot(self, slot: int, continued: KeptSlot | None) -> None:
+        """Prepare a slot for a sequence, with the cache of the one that it continues. The sequence kept there moves.
+
+        If no other slot is free for it, the one that waits longest is dropped.
+        """
+        held = next((kept for kept in self.kept if kept.slot == slot), None)
+        if continued is not None:
+            self.kept.remove(continued)
+            if held is not continued:
+                self.move([continued.slot, slot], [slot, continued.slot])
+            if held is not None:
+                held.slot = continued.slot
+        elif held is not None:
+            others = set(range(slot + 1, self.cache.slots)) - {kept.slot for kept in self.kept}
+            target = others.pop() if others else self.kept.pop(0).slot
+            if target != slot:
+                self.move([slot], [target])
+                held.slot = target
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        self.cache.move(*torch.tensor([source, target], device=self.device))
 
     def write(self, slot_S: Tensor, logits_SV: Tensor) -> None:
         """Sample the next token of these slots and record it."""
@@ -155,11 +227,12 @@ class EagerSession:
         finished = []
         for i, slot in enumerate(done):
             request, length = self.request_of[slot], lengths[i]
-            answer = tokens[i, :length].clone(), logprobs[i, :length].clone(), stopped[i]
-            finished.append(
-                Finished(request, *answer, self.experts_of(slot, len(self.requests[request].tokens) + length))
-            )
-            del self.requests[request]
+            answer = tokens[i, :length].clone(), logprobs[i, :length].clone(), stopped[i], self.reused.pop(request)
+            asked = self.requests.pop(request)
+            finished.append(Finished(request, *answer, self.experts_of(slot, len(asked.tokens) + length)))
+            if asked.conversation is not None:
+                whole = (*asked.tokens, *tokens[i, :length].tolist())
+                self.kept.append(KeptSlot(slot, asked.conversation, whole))
         self.close_gaps(set(done))
         return finished
 
@@ -174,7 +247,13 @@ class EagerSession:
         source = [slot for slot in range(kept, self.count) if slot not in done]
         if source:
             source_S, target_S = torch.tensor([source, target], device=self.device)
-            self.cache.move(source_S, target_S)
+            if self.kept:  # what the gaps hold may be kept: the slots are exchanged
+                self.move([*source, *target], [*target, *source])
+                exchanged = dict(zip(target, source, strict=True))
+                for one in self.kept:
+                    one.slot = exchanged.get(one.slot, one.slot)
+            else:
+                self.cache.move(source_S, target_S)
             for state in self.state():
                 state[target_S] = state[source_S]
             for old, new in zip(source, target, strict=True):

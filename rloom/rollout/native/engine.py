@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LARGE_ENOUGH = 0.9  # of the largest cache that fits: a slightly larger one is not worth capturing all graphs again
+
+
+class Expected(NamedTuple):
+    """Conversations that were announced: see Rollout.expect."""
+
+    sequences: int
+    prompts: int
+    tokens: int
 
 
 class NativeRollout(Rollout):
@@ -50,6 +58,7 @@ class NativeRollout(Rollout):
         self.ids, self.version = count(), 0
         self.unfinished: set[int] = set()  # requests that `poll` has to report
         self.waiting: dict[int, Request] = {}  # for a session that they fit
+        self.expected = Expected(0, 0, 0)
         self.session: Session | None = None
         self.on_device = ExitStack()  # holds the weights on the device during a session
         self.decoder: GraphDecoder | None = None
@@ -64,6 +73,14 @@ class NativeRollout(Rollout):
         self.waiting[number] = request
         self.unfinished.add(number)
         return number
+
+    def expect(self, sequences: int, prompts: int, tokens: int) -> None:
+        self.expected = Expected(sequences, prompts, tokens)
+
+    def end_conversation(self, conversation: int) -> None:
+        if self.session is not None:
+            self.session.end_conversation(conversation)
+            self.end_if_idle(self.session)
 
     def max_unfinished(self) -> int:
         return with_queued(self.max_sequences)
@@ -82,10 +99,13 @@ class NativeRollout(Rollout):
         if self.session is None and not self.waiting:
             return []
         try:
+            if self.session is not None and self.session.idle and not self.waiting:
+                return []  # it keeps conversations
             session = self.session = self.session or self.open_session()
             for number, request in list(self.waiting.items()):
-                if session.fits(request):
-                    session.add(number, self.waiting.pop(number))
+                if not session.fits(request):
+                    break  # it gets a session of its own once this one has ended, before those that came later
+                session.add(number, self.waiting.pop(number))
             finished = [one for one in session.advance() if one.request in self.unfinished]  # others were cancelled
             self.end_if_idle(session)
         except BaseException:
@@ -93,7 +113,9 @@ class NativeRollout(Rollout):
             raise
         self.unfinished.difference_update(one.request for one in finished)
         return [
-            Completion(one.request, one.tokens_L, one.logprobs_L, one.stopped, self.version, one.experts_LMK)
+            Completion(
+                one.request, one.tokens_L, one.logprobs_L, one.stopped, self.version, one.experts_LMK, one.reused_tokens
+            )
             for one in finished
         ]
 
@@ -112,25 +134,31 @@ class NativeRollout(Rollout):
             except MixedLayerShapes as error:
                 log.warning(f"{error}: the native engine decodes step by step from Python, more slowly")
                 self.uses_graphs = False
-        cache = self.slot_cache_for(requests)
-        return EagerSession(self.network, cache, requests, self.max_prefill_tokens, self.device)
+        cache, longest = self.slot_cache_for(requests), self.longest_answer(requests)
+        return EagerSession(self.network, cache, first, longest, self.max_prefill_tokens, self.device)
 
     def end_if_idle(self, session: Session) -> None:
-        if session.idle:
-            self.session = None
-            self.on_device.close()
+        if session.idle and (self.waiting or not session.keeps_conversations):
+            self.end_session()
+
+    def end_session(self) -> None:
+        self.session = None
+        self.on_device.close()
 
     def abort(self) -> None:
         """After an error: no request is left."""
-        self.session = None
         self.waiting.clear()
         self.unfinished.clear()
-        self.on_device.close()
+        self.end_session()
+
+    def longest_answer(self, requests: Sequence[Request]) -> int:
+        """Of one request, and of all tokens that a conversation adds."""
+        return max(self.expected.tokens, *(request.sampling.max_new_tokens for request in requests))
 
     def slot_cache_for(self, requests: Sequence[Request]) -> SlotCache:
-        prompt = max(len(request.tokens) for request in requests)
-        length = prompt + max(request.sampling.max_new_tokens for request in requests)
-        slots = min(self.max_sequences, len(requests))
+        known = self.longest_prompt if self.expected.sequences else 0  # the prompts of conversations come one by one
+        length = max(known, *(len(request.tokens) for request in requests)) + self.longest_answer(requests)
+        slots = min(self.max_sequences, max(self.expected.sequences, len(requests)))
         if self.slot_cache is None or (self.slot_cache.slots, self.slot_cache.length) != (slots, length):
             self.slot_cache = SlotCache(slots, length, self.routing_shape)
         return self.slot_cache
@@ -142,8 +170,9 @@ class NativeRollout(Rollout):
         one it replaces, and at most as large as memory allows. Graphs hold addresses: once parameter offloading has
         moved the weights, they are captured again.
         """
-        slots, prompts = min(self.max_sequences, len(requests)), len({request.tokens for request in requests})
-        answer = max(request.sampling.max_new_tokens for request in requests)
+        slots = min(self.max_sequences, max(self.expected.sequences, len(requests)))
+        prompts = max(self.expected.prompts, len({request.tokens for request in requests}))
+        answer = self.longest_answer(requests)
         prompt = max(self.longest_prompt, *(len(request.tokens) for request in requests))
         wanted = wanted_cache_tokens(slots, prompts, prompt, answer, self.page_tokens)
         longest = wanted_cache_tokens(1, 1, prompt, answer, self.page_tokens)
@@ -211,10 +240,13 @@ class NativeRollout(Rollout):
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         assert not self.unfinished
+        self.end_session()
         copy_weights(weights, self.network.module)
         self.version = version
 
     def sleep(self) -> None:
+        if not self.unfinished:
+            self.end_session()  # no conversation goes on after it
         if self.free_cache:
             self.slot_cache = None
             if self.decoder is not None:

@@ -67,12 +67,14 @@ class GraphDecoder:
     def prefill(self, answers: Sequence[RunningSequence], draws: Tensor | None) -> None:
         """Run the prompts, each once whatever the number of its answers, and sample the first tokens.
 
-        A resumed answer runs with its prompt and all of its tokens, and its next token is sampled.
+        A resumed answer runs with its prompt and all of its tokens, and its next token is sampled. A continued one runs
+        with the tokens that are not in the cache.
         """
         passes = {answer.prefill_key: answer for answer in answers}
         order = {key: i for i, key in enumerate(passes)}
         source_B = send(torch.tensor([order[answer.prefill_key] for answer in answers]).int(), self.device)
-        slot_B = self.slots.begin([(a.slot, len(a.prompt.tokens), a.resumed_tokens, a.limit) for a in answers], draws)
+        starts = [(a.slot, len(a.prompt.tokens), len(a.earlier), a.resumed_tokens, a.limit) for a in answers]
+        slot_B = self.slots.begin(starts, draws)
         resumed = [(answer.slot, *answer.progress) for answer in answers if answer.progress is not None]
         if resumed:
             self.slots.restore(*zip(*resumed, strict=True))
@@ -81,7 +83,8 @@ class GraphDecoder:
         slot_P = send(torch.tensor([answer.slot for answer in passes.values()]), self.device)
         tokens_T = send(torch.tensor([token for one in tokens for token in one]), self.device)
         last_P = send(torch.cumsum(length_P, 0) - 1, self.device)
-        attend = PromptAttention(length_P, slot_P, self.cache, self.slots, self.table)
+        reused_P = torch.tensor([answer.reused_tokens for answer in passes.values()])
+        attend = PromptAttention(length_P, reused_P, slot_P, self.cache, self.slots, self.table)
         record = self.new_record(len(tokens_T))
         with active(attend), routed(record):
             hidden_TH = self.network.decoder.packed_hidden(tokens_T, OPAQUE_ATTENTION, attend.position_T)
@@ -141,7 +144,13 @@ class GraphDecoder:
             tokens = self.slots.tokens[slot, :longest].cpu().long()
             logprobs = self.slots.logprobs[slot, :longest].cpu()
         return [
-            Finished(sequence.request, tokens[i, :length].clone(), logprobs[i, :length].clone(), bool(stopped[i]))
+            Finished(
+                sequence.request,
+                tokens[i, :length].clone(),
+                logprobs[i, :length].clone(),
+                bool(stopped[i]),
+                sequence.reused_tokens,
+            )
             for i, (sequence, length) in enumerate(zip(sequences, written, strict=True))
         ]
 
@@ -156,7 +165,7 @@ class GraphDecoder:
         if self.cache.experts is None:
             return answer
         prompt = len(sequence.prompt.tokens)
-        position_L = torch.arange(prompt + len(answer.tokens_L) - 1)
+        position_L = torch.arange(prompt + len(sequence.earlier) + len(answer.tokens_L) - 1)
         with self.reading():
             if self.copies is not None and self.prefilled is not None:
                 self.copies.wait_event(self.prefilled)  # it may write the experts of a shared prompt again

@@ -22,7 +22,10 @@ class GraphSession:
         self.decoder, self.max_prefill_tokens = decoder, max_prefill_tokens
         self.sampling = request.sampling.without_limit
         cache = decoder.cache
-        self.scheduler = Scheduler(decoder.slots.count, PageAllocator(cache.pages), cache.page_tokens)
+        self.longest_pages = min(cache.pages, decoder.table.width)
+        self.scheduler = Scheduler(
+            decoder.slots.count, PageAllocator(cache.pages), cache.page_tokens, self.longest_pages
+        )
         self.previous: DoneSnapshot | None = None
         self.preempted = 0  # sequences, counted each time
         decoder.slots.set_sampling(self.sampling)
@@ -37,7 +40,7 @@ class GraphSession:
         pages = sum(pages_of(tokens, decoder.cache.page_tokens) for tokens in parts)
         return (
             sampling.without_limit == self.sampling
-            and pages <= min(decoder.cache.pages, decoder.table.width)
+            and pages <= self.longest_pages
             and sampling.max_new_tokens <= decoder.slots.longest_answer
         )
 
@@ -47,6 +50,13 @@ class GraphSession:
     def cancel(self, number: int) -> None:
         # steps in flight still write to its slot and cache; whatever reuses them is launched after those steps
         self.scheduler.cancel(number)
+
+    @property
+    def keeps_conversations(self) -> bool:
+        return bool(self.scheduler.kept)
+
+    def end_conversation(self, conversation: int) -> None:
+        self.scheduler.end_conversation(conversation)
 
     def tokens_so_far(self, number: int) -> Tensor:
         """Waits for the steps in flight."""
@@ -82,7 +92,10 @@ class GraphSession:
         if not done:
             return []
         answers = zip(done, self.decoder.read_answers(done), strict=True)
-        finished = [self.decoder.read_experts(sequence, answer) for sequence, answer in answers]
+        finished = []
+        for sequence, answer in answers:
+            finished.append(self.decoder.read_experts(sequence, answer))
+            self.scheduler.keep(sequence, answer.tokens_L.tolist())
         self.scheduler.release(done)
         return finished
 

@@ -3,6 +3,9 @@
 A running sequence has pages for the tokens that the launched steps can write, not for its limit. If no page is left for
 the next steps, the sequences admitted last are preempted: their pages are released, and they wait, before all others,
 to be prefilled again with the tokens they have.
+
+The pages of a finished answer stay if it is one of a conversation: the next request prefills only the tokens that it
+adds. They are released when the conversation ends, or, those that wait longest first, when other sequences need pages.
 """
 
 from collections import deque
@@ -18,6 +21,8 @@ from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.page_table import PageEntry
 
 MAX_PROMPTS = 512  # in one prefill pass: each prompt has a row of logits, whatever its length
+TURN_WAIT_STEPS = 24  # the longest wait of a few requests of conversations for others to be prefilled with
+MAX_CONTEXT = 1 << 17  # tokens of continued sequences in one prefill pass, which copies their keys and values
 
 
 def should_prefill(waiting: int, running: int, slots: int) -> bool:
@@ -27,7 +32,7 @@ def should_prefill(waiting: int, running: int, slots: int) -> bool:
 
 @dataclass
 class SharedPrompt:
-    """A prompt in the cache, and the number of answers that still read it."""
+    """A prompt in the cache, and the number of sequences that still read it."""
 
     tokens: tuple[int, ...]
     pages: list[int]
@@ -41,6 +46,19 @@ class Progress(NamedTuple):
     logprobs_L: Tensor
 
 
+@dataclass(eq=False)
+class KeptSequence:
+    """The cache of a finished answer, which a request may continue. The last token is not in the cache."""
+
+    prompt: SharedPrompt
+    own: tuple[int, ...]  # all tokens after the prompt
+    pages: list[int]  # of the own tokens
+
+    def continued_by(self, tokens: tuple[int, ...]) -> bool:
+        first = len(self.prompt.tokens)
+        return tokens[:first] == self.prompt.tokens and tokens[first : first + len(self.own)] == self.own
+
+
 @dataclass
 class RunningSequence:
     """An answer that is being generated."""
@@ -52,6 +70,8 @@ class RunningSequence:
     first_step: int  # the scheduler's step when it was admitted
     pages: list[int]  # of its own tokens
     progress: Progress | None = None  # before it was preempted
+    earlier: tuple[int, ...] = ()  # own tokens before the answer, iff it continues a kept sequence
+    reused: int = 0  # of them, in the cache already
     collected: bool = False  # it has ended, was cancelled or was preempted
 
     @property
@@ -65,22 +85,33 @@ class RunningSequence:
 
     @property
     def prefill_key(self) -> tuple[int, ...] | int:
-        """Equal for answers that start from one distribution. A resumed one has a pass of its own."""
-        return self.prompt.tokens if self.progress is None else self.request
+        """Equal for answers that start from one distribution. A resumed or continued one has a pass of its own."""
+        return self.request if self.earlier or self.progress is not None else self.prompt.tokens
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens in the cache before its prefill pass."""
+        return len(self.prompt.tokens) + self.reused if self.earlier else 0
 
     @property
     def prefill_tokens(self) -> list[int]:
         """The input of its prefill pass."""
+        if self.earlier:
+            return [*self.earlier[self.reused :]]
         return [*self.prompt.tokens, *([] if self.progress is None else self.progress.tokens_L.tolist())]
 
     def cached_tokens(self, step: int) -> int:
         """The most own tokens in the cache once this step has run. A finished sequence writes its last one again."""
-        return min(self.limit, self.resumed_tokens + step - self.first_step)
+        return len(self.earlier) + min(self.limit, self.resumed_tokens + step - self.first_step)
 
 
 class Scheduler:
-    def __init__(self, slots: int, allocator: PageAllocator, page_tokens: int = PAGE_TOKENS) -> None:
+    def __init__(
+        self, slots: int, allocator: PageAllocator, page_tokens: int = PAGE_TOKENS, longest_pages: int | None = None
+    ) -> None:
         self.allocator, self.slots, self.page_tokens = allocator, slots, page_tokens
+        self.longest_pages = allocator.pages if longest_pages is None else longest_pages  # of one sequence
+        self.kept: dict[int, list[KeptSequence]] = {}  # of conversations, the one that waits longest first
         self.requests: dict[int, Request] = {}  # that wait or run
         self.waiting: deque[int] = deque()
         self.progress: dict[int, Progress] = {}  # of waiting requests that were preempted
@@ -89,11 +120,19 @@ class Scheduler:
         self.prompts: dict[tuple[int, ...], SharedPrompt] = {}
         self.new_entries: list[PageEntry] = []  # that the device's page table lacks
         self.most_running = slots  # or as many as ran when the cache was full
+        self.waits_since = 0  # step since which requests wait
         self.step = 0
 
     def add(self, number: int, request: Request) -> None:
+        """A request whose conversation has a cache waits before those that have none: fewer caches are evicted."""
         self.requests[number] = request
-        self.waiting.append(number)
+        first = len(self.waiting)
+        if not self.waiting:
+            self.waits_since = self.step
+        if request.conversation in self.kept:
+            ready = [other in self.progress or self.requests[other].conversation in self.kept for other in self.waiting]
+            first = [*ready, False].index(False)
+        self.waiting.insert(first, number)
 
     def cancel(self, number: int) -> None:
         if number in self.waiting:
@@ -108,32 +147,43 @@ class Scheduler:
         return max((sequence.last_step for sequence in self.running), default=self.step) - self.step
 
     def should_admit(self) -> bool:
-        return should_prefill(len(self.waiting), len(self.running), self.most_running)
+        """Turns of conversations come one by one, and a prefill pass takes as long as several steps: those that are few
+        beside the running sequences wait for others, but not for long."""
+        if not should_prefill(len(self.waiting), len(self.running), self.most_running):
+            return False
+        few = len(self.waiting) <= len(self.running) // 8
+        conversing = self.requests[self.waiting[0]].conversation is not None
+        return not (few and conversing and self.step - self.waits_since < TURN_WAIT_STEPS)
 
     def admit(self, max_tokens: int) -> list[RunningSequence]:
         """Start waiting requests, in order, while slots and pages last; at most `max_tokens` in the prefill pass."""
         admitted: list[RunningSequence] = []
         passes: set[tuple[int, ...] | int] = set()
-        tokens, reserved, self.most_running = 0, sum(map(self.reserve, self.running)), self.slots
+        tokens, context = 0, 0
+        reserved, self.most_running = sum(map(self.reserve, self.running)), self.slots
         while self.waiting and self.free_slots:
             number = self.waiting[0]
             request, progress = self.requests[number], self.progress.get(number)
-            key = request.tokens if progress is None else number
+            kept = self.continued(request) if progress is None else None
+            key = request.tokens if progress is None and kept is None else number
             length = len(request.tokens) + (0 if progress is None else len(progress.tokens_L))
-            if key not in passes and passes and (tokens + length > max_tokens or len(passes) == MAX_PROMPTS):
+            reused = 0 if kept is None else len(kept.prompt.tokens) + len(kept.own) - 1
+            too_long = tokens + length - reused > max_tokens or context + reused > MAX_CONTEXT
+            if key not in passes and passes and (too_long or len(passes) == MAX_PROMPTS):
                 break
-            sequence = self.allocate(number, request, progress, reserved)
+            sequence = self.allocate(number, request, progress, kept, reserved)
             if sequence is None:
                 self.most_running = len(self.running) + len(admitted)
                 break
             if key not in passes:
                 passes.add(key)
-                tokens += length
+                tokens, context = tokens + length - reused, context + reused
             reserved += self.reserve(sequence)
             admitted.append(sequence)
             self.waiting.popleft()
             self.progress.pop(number, None)
         self.running += admitted
+        self.waits_since = self.step
         return admitted
 
     def pages(self, tokens: int) -> int:
@@ -141,24 +191,90 @@ class Scheduler:
 
     def reserve(self, sequence: RunningSequence) -> int:
         """Pages that admission leaves free for a running sequence: its next one, so that preemption is rare."""
-        return min(1, self.pages(sequence.limit) - len(sequence.pages))
+        return min(1, self.pages(len(sequence.earlier) + sequence.limit) - len(sequence.pages))
 
     def allocate(
-        self, number: int, request: Request, progress: Progress | None, reserved: int
+        self, number: int, request: Request, progress: Progress | None, kept: KeptSequence | None, reserved: int
     ) -> RunningSequence | None:
         """A slot, and pages for the prefill pass. None: too few would be left for its next page and for others."""
         limit, prompt = request.sampling.max_new_tokens, self.prompts.get(request.tokens)
-        own = 0 if progress is None else self.pages(len(progress.tokens_L))
+        earlier: tuple[int, ...] = ()
+        held = list[int]()
+        if kept is not None:
+            prompt, held, earlier = kept.prompt, kept.pages, request.tokens[len(kept.prompt.tokens) :]
+        own = self.pages(len(earlier) + (0 if progress is None else len(progress.tokens_L)))
         shared = 0 if prompt is not None else self.pages(len(request.tokens))
-        if shared + own + min(1, self.pages(limit) - own) + reserved > len(self.allocator.free):
+        missing = shared + own - len(held)
+        if prompt is not None:
+            prompt.readers += 1  # before others are evicted: it stays
+        if not self.free_pages(missing + min(1, self.pages(len(earlier) + limit) - own) + reserved, kept):
+            if prompt is not None:
+                self.leave(prompt)
             return None
         if prompt is None:
-            prompt = self.prompts[request.tokens] = SharedPrompt(request.tokens, self.allocator.allocate(shared))
-        prompt.readers += 1
+            prompt = self.prompts[request.tokens] = SharedPrompt(request.tokens, self.allocator.allocate(shared), 1)
         sequence = RunningSequence(number, self.free_slots.pop(), prompt, limit, self.step, [], progress)
         self.new_entries += [PageEntry(sequence.slot, column, page) for column, page in enumerate(prompt.pages)]
-        self.extend(sequence, own)
+        if kept is not None:
+            sequence.earlier, sequence.reused, sequence.pages = earlier, len(kept.own) - 1, kept.pages
+            first = len(prompt.pages)
+            self.new_entries += [PageEntry(sequence.slot, first + i, page) for i, page in enumerate(kept.pages)]
+            kept.pages = []
+            assert request.conversation is not None
+            self.drop(request.conversation, kept)
+        self.extend(sequence, own - len(sequence.pages))
         return sequence
+
+    def continued(self, request: Request) -> KeptSequence | None:
+        """The longest kept sequence with which the request begins, if its pages can be those of the request."""
+        kept = [] if request.conversation is None else self.kept.get(request.conversation, [])
+        found = [one for one in kept if one.continued_by(request.tokens) and self.can_continue(one, request)]
+        return max(found, key=lambda one: len(one.prompt.tokens) + len(one.own), default=None)
+
+    def can_continue(self, kept: KeptSequence, request: Request) -> bool:
+        """Own tokens begin in a page of their own, so it may take one page more than the whole request would."""
+        own = len(request.tokens) - len(kept.prompt.tokens) + request.sampling.max_new_tokens
+        return len(kept.prompt.pages) + self.pages(own) <= self.longest_pages
+
+    def keep(self, sequence: RunningSequence, answer: Sequence[int]) -> None:
+        """Keep the pages of a finished answer of a conversation; then it is to be released."""
+        conversation = self.requests[sequence.request].conversation
+        if conversation is None:
+            return
+        own = (*sequence.earlier, *answer)
+        used = self.pages(len(own))
+        self.allocator.release(sequence.pages[used:])
+        sequence.prompt.readers += 1
+        kept = KeptSequence(sequence.prompt, own, sequence.pages[:used])
+        self.kept[conversation] = [*self.kept.pop(conversation, []), kept]  # now the last in the order of age
+        sequence.pages = []
+
+    def end_conversation(self, conversation: int) -> None:
+        for kept in self.kept.get(conversation, [])[:]:
+            self.drop(conversation, kept)
+
+    def drop(self, conversation: int, kept: KeptSequence) -> None:
+        self.kept[conversation].remove(kept)
+        if not self.kept[conversation]:
+            del self.kept[conversation]
+        self.allocator.release(kept.pages)
+        self.leave(kept.prompt)
+
+    def free_pages(self, count: int, used: KeptSequence | None = None) -> bool:
+        """Whether so many pages are free, if need be after eviction of kept sequences other than the one in use.
+
+        The conversation that waits longest is evicted first; one whose next request is queued, last.
+        """
+        if count <= len(self.allocator.free) or not self.kept:
+            return count <= len(self.allocator.free)
+        queued = {self.requests[number].conversation for number in self.waiting}
+        for conversation in sorted(self.kept, key=queued.__contains__):  # a stable order: by age
+            for kept in self.kept[conversation][:]:
+                if count <= len(self.allocator.free):
+                    return True
+                if kept is not used:
+                    self.drop(conversation, kept)
+        return count <= len(self.allocator.free)
 
     def extend(self, sequence: RunningSequence, count: int) -> None:
         first = len(sequence.prompt.pages) + len(sequence.pages)
@@ -173,7 +289,7 @@ class Scheduler:
     def grow(self, steps: int) -> bool:
         """Pages for the next steps of all running sequences. False, and none are allocated: too few are free."""
         missing = [self.missing(sequence, steps) for sequence in self.running]
-        if sum(missing) > len(self.allocator.free):
+        if not self.free_pages(sum(missing)):
             return False
         for sequence, count in zip(self.running, missing, strict=True):
             if count:
@@ -209,11 +325,15 @@ class Scheduler:
             sequence.collected = True
             self.free_slots.append(sequence.slot)
             self.allocator.release(sequence.pages)
-            sequence.prompt.readers -= 1
-            if not sequence.prompt.readers:
-                self.allocator.release(sequence.prompt.pages)
-                del self.prompts[sequence.prompt.tokens]
+            self.leave(sequence.prompt)
         self.running = [sequence for sequence in self.running if not sequence.collected]
+
+    def leave(self, prompt: SharedPrompt) -> None:
+        """One sequence no longer reads the prompt."""
+        prompt.readers -= 1
+        if not prompt.readers:
+            self.allocator.release(prompt.pages)
+            del self.prompts[prompt.tokens]
 
     def take_new_entries(self) -> list[PageEntry]:
         entries, self.new_entries = self.new_entries, []

@@ -12,6 +12,7 @@ class Finished(NamedTuple):
     tokens_L: Tensor
     logprobs_L: Tensor
     stopped: bool
+    reused_tokens: int  # as in Completion
     experts_LMK: Tensor | None = None  # as in Completion
 
 
@@ -24,6 +25,13 @@ class Session(Protocol):
         """Whether the request can join: its sampling, and the size of what is allocated."""
 
     def add(self, number: int, request: Request) -> None: ...
+
+    @property
+    def keeps_conversations(self) -> bool:
+        """Caches wait for requests that continue them."""
+
+    def end_conversation(self, conversation: int) -> None:
+        """Release its cache."""
 
     def cancel(self, number: int) -> None:
         """Stop a request. It may still be reported as finished."""

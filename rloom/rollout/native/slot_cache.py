@@ -47,29 +47,55 @@ class SlotCache:
 
 
 class PrefillAttention(PackedAttention):
-    """Causal attention of packed prompts, which writes keys and values to every slot that starts from the prompt."""
+    """Causal attention of packed prompts, which writes keys and values to every slot that starts from the prompt.
 
-    def __init__(self, length_P: Tensor, cache: SlotCache, slot_S: Tensor, prompt_S: Tensor) -> None:
+    The slot of a continued sequence has the first `reused_P` tokens already. The others also attend to them.
+    """
+
+    def __init__(self, length_P: Tensor, reused_P: Tensor, cache: SlotCache, slot_S: Tensor, prompt_S: Tensor) -> None:
+        """Slot `slot_S[i]` starts from prompt `prompt_S[i]`. W: tokens that are written, to all slots together."""
         super().__init__(length_P, slot_S.device)
         self.cache, self.layer = cache, -1
-        self.slot_S, self.prompt_S = slot_S, prompt_S  # slot slot_S[i] starts from prompt prompt_S[i]
+        self.reused_P, self.longest_context = reused_P.to(slot_S.device), int((length_P + reused_P).max())
+        self.continues = bool(reused_P.any())
+        self.slot_P = torch.empty_like(self.reused_P)
+        self.slot_P[prompt_S] = slot_S  # one of those that start from the prompt
+        written = PackedAttention(length_P[prompt_S.cpu()], slot_S.device)
+        prompt_W = prompt_S[written.row_T]
+        self.source_W = self.cu_seqlens[prompt_W] + written.column_T
+        self.slot_W, self.position_W = slot_S[written.row_T], self.reused_P[prompt_W] + written.column_T
+
+    @property
+    def position_T(self) -> Tensor:
+        return self.column_T + self.reused_P[self.row_T]
 
     def reset(self) -> None:
         self.layer = -1
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.layer += 1
-        layer, longest = self.layer, self.longest
-        self.cache.reserve(layer, key, value)
-        self.cache.keys[layer][self.slot_S, :, :longest] = self.pad_samples(key.to(value.dtype))[self.prompt_S]
-        self.cache.values[layer][self.slot_S, :, :longest] = self.pad_samples(value)[self.prompt_S]
-        return super().__call__(query, key, value, options)
+        self.cache.reserve(self.layer, key, value)
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
+        keys[self.slot_W, :, self.position_W] = key[0].transpose(0, 1)[self.source_W].to(keys.dtype)
+        values[self.slot_W, :, self.position_W] = value[0].transpose(0, 1)[self.source_W]
+        if not self.continues:
+            return super().__call__(query, key, value, options)
+        longest = self.longest_context
+        mask = continued_mask(self.reused_P, self.longest, longest, options.window)
+        context = keys[self.slot_P, :, :longest], values[self.slot_P, :, :longest]
+        rows = attend_with_mask(self.pad_samples(query), *context, mask, options)
+        return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
 
     def write_experts(self, experts_TMK: Tensor) -> None:
         assert self.cache.experts is not None
-        rows = experts_TMK.new_zeros(self.samples, self.longest, *experts_TMK.shape[1:])
-        rows[self.row_T, self.column_T] = experts_TMK
-        self.cache.experts[self.slot_S, : self.longest] = rows[self.prompt_S]
+        self.cache.experts[self.slot_W, self.position_W] = experts_TMK[self.source_W]
+
+
+def continued_mask(reused_P: Tensor, new: int, context: int, window: int | None) -> Tensor:
+    """[P, 1, new tokens, tokens of the context]: to which tokens the new ones attend, after `reused_P` in the cache."""
+    query = reused_P[:, None] + torch.arange(new, device=reused_P.device)
+    distance = query[:, :, None] - torch.arange(context, device=reused_P.device)
+    return ((distance >= 0) & (distance < (window or context)))[:, None]
 
 
 class DecodeAttention:

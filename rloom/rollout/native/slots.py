@@ -24,6 +24,7 @@ class Slots:
         self.count, self.longest_answer, self.device = count, longest_answer, device
         self.token = zeros(count + 1)  # the last sampled token: input of the next pass
         self.prompt_length = zeros(count + 1)
+        self.earlier = zeros(count + 1)  # tokens between the shared prompt and the answer: earlier turns
         self.written, self.limit = zeros(count + 1), zeros(count + 1)
         self.stopped, self.done = zeros(count + 1), zeros(count + 1)
         self.uniform = zeros(count + 1, longest_answer, dtype=torch.float32)
@@ -48,11 +49,16 @@ class Slots:
         self.settings.copy_(torch.tensor(values))
         self.stop_ids.copy_(torch.tensor([*stop_ids, *[-1] * (MOST_STOP_IDS - len(stop_ids))]))
 
-    def begin(self, rows: Sequence[tuple[int, int, int, int]], draws: Tensor | None) -> Tensor:
-        """Start a sequence for each (slot, prompt length, tokens it has already, limit). Returns the slots."""
-        slot, prompt_length, written, limit = send(torch.tensor(rows, dtype=torch.int32), self.device).unbind(1)
+    def begin(self, rows: Sequence[tuple[int, int, int, int, int]], draws: Tensor | None) -> Tensor:
+        """Start a sequence for each (slot, prompt length, earlier tokens, tokens of the answer that it has, limit).
+
+        Returns the slots.
+        """
+        columns = send(torch.tensor(rows, dtype=torch.int32), self.device).unbind(1)
+        slot, prompt_length, earlier, written, limit = columns
         index = slot.long()
-        self.prompt_length[index], self.written[index], self.limit[index] = prompt_length, written, limit
+        self.prompt_length[index], self.earlier[index] = prompt_length, earlier
+        self.written[index], self.limit[index] = written, limit
         for state in (self.stopped, self.done):
             state[index] = 0
         if draws is not None:
@@ -74,5 +80,5 @@ class Slots:
     def inputs(self, slot_B: Tensor) -> tuple[Tensor, Tensor]:
         """The next input token of each row, and its position."""
         index_B = slot_B.long()
-        position_B = self.prompt_length[index_B] + self.written[index_B] - 1
+        position_B = self.prompt_length[index_B] + self.earlier[index_B] + self.written[index_B] - 1
         return self.token[index_B].long(), position_B.long()

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rloom.models.attention import AttentionOptions, PackedAttention
+from rloom.models.attention import AttentionOptions, PackedAttention, attend_with_mask, has_varlen_kernel
 from rloom.models.routing import RoutingShape
 from rloom.rollout.native.arena import Arena
 from rloom.rollout.native.page_table import PageTable
+from rloom.rollout.native.slot_cache import continued_mask
 from rloom.rollout.native.slots import Slots
+from rloom.transfer import send
 
 
 class MixedLayerShapes(Exception):
@@ -105,13 +107,33 @@ class TokenCache:
 
 
 class PromptAttention(PackedAttention):
-    """Causal attention of packed prompts, and of resumed answers, which writes keys and values to the cache."""
+    """Causal attention of packed prompts, and of resumed answers, which writes keys and values to the cache.
 
-    def __init__(self, length_P: Tensor, slot_P: Tensor, cache: TokenCache, slots: Slots, table: PageTable) -> None:
+    The first `reused_P` tokens of a continued sequence are in the cache. The others also attend to them.
+    """
+
+    def __init__(
+        self,
+        length_P: Tensor,  # of the new tokens
+        reused_P: Tensor,
+        slot_P: Tensor,
+        cache: TokenCache,
+        slots: Slots,
+        table: PageTable,
+    ) -> None:
         super().__init__(length_P, slot_P.device)
         self.cache, self.layer = cache, -1
+        self.context = PackedAttention(length_P + reused_P, slot_P.device) if reused_P.any() else None
+        self.reused_P = send(reused_P, slot_P.device)
         slot_T = slot_P[self.row_T]
-        self.index_T = table.places(slot_T, self.column_T, slots.prompt_length[slot_T])
+        self.index_T = table.places(slot_T, self.position_T, slots.prompt_length[slot_T])
+        if self.context is not None:
+            slot_T = slot_P[self.context.row_T]
+            self.context_index = table.places(slot_T, self.context.column_T, slots.prompt_length[slot_T])
+
+    @property
+    def position_T(self) -> Tensor:
+        return self.column_T if self.context is None else self.column_T + self.reused_P[self.row_T]
 
     def reset(self) -> None:
         self.layer = -1
@@ -121,7 +143,15 @@ class PromptAttention(PackedAttention):
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         keys[:, self.index_T] = key[0].to(keys.dtype)
         values[:, self.index_T] = value[0]
-        return super().__call__(query, key, value, options)
+        if self.context is None:
+            return super().__call__(query, key, value, options)
+        key, value = keys[None, :, self.context_index], values[None, :, self.context_index]
+        if has_varlen_kernel(query, value, options):
+            return self.varlen(query, key, value, options, self.context)
+        mask = continued_mask(self.reused_P, self.longest, self.context.longest, options.window)
+        padded = self.context.pad_samples(key), self.context.pad_samples(value)
+        rows = attend_with_mask(self.pad_samples(query), *padded, mask, options)
+        return rows.transpose(1, 2)[self.row_T, self.column_T].unsqueeze(0)
 
 
 class AnswerAttention:

@@ -153,6 +153,7 @@ def vllm_command(engine_arguments: Mapping[str, Any], tensor_parallel: int) -> l
         "tensor_parallel_size": tensor_parallel,
         "worker_extension_cls": EXTENSION,
         "load_format": "auto",  # frozen weights are not sent
+        "enable_prompt_tokens_details": True,  # answers say how many tokens of the prompt were in the prefix cache
         "host": HOST,
         "port": PORT,
     }

@@ -36,7 +36,7 @@ from rloom.rollout.servers.wire import (
 )
 
 Weights = Iterator[tuple[str, Tensor]]
-MOMENT_S = 0.05  # that poll waits for the first completion
+MOMENT_S = 0.01  # that poll waits for the first completion
 BUCKET_BYTES = 512 << 20
 FIRST_NOTICE_S = 60.0  # after so long without a completion, the log names the servers that are waited for
 CONTROL_CONNECTIONS = 8  # of a server, beside those of requests: health, identity, weights, aborts
@@ -109,7 +109,7 @@ class ServerRollout(Rollout):
             self.done.put((number, error))
 
     async def attempt(self, number: int, request: Request) -> Completion | None:
-        server = await self.watched.acquire(request.tokens)
+        server = await self.watched.acquire(request.tokens, request.conversation)
         self.server_of[number] = server
         version, label = server.version, server.label
         try:
@@ -135,6 +135,7 @@ class ServerRollout(Rollout):
             torch.tensor(answer.logprobs, dtype=torch.float32),
             answer.finished,
             version,
+            reused_tokens=answer.reused_tokens,
         )
 
     async def answer(self, server: Server, call: Call) -> ServerCompletion | None:
@@ -188,6 +189,13 @@ class ServerRollout(Rollout):
         while not self.done.empty():
             found.append(self.done.get())
         return found
+
+    def end_conversation(self, conversation: int) -> None:
+        self.loop.run(self.forget([conversation]))
+
+    async def forget(self, conversations: Sequence[int]) -> None:
+        for conversation in conversations:
+            self.watched.queues.server_of_conversation.pop(conversation, None)
 
     def cancel(self, request: int) -> None:
         if request in self.tasks:
@@ -271,6 +279,7 @@ class ServerRollout(Rollout):
         self.watched.failed(server, reason)
 
     def sleep(self) -> None:
+        self.loop.run(self.forget(list(self.watched.queues.server_of_conversation)))
         if self.settings.releases_memory:
             self.loop.run(self.release())
 

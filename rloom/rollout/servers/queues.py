@@ -1,7 +1,8 @@
 """Which server gets a request, and when: each has a bounded number of requests at a time, and others wait here.
 
-The answers to one prompt go to one server, which computes the prompt's keys once. A request costs as much work here
-however many wait. All methods are called in the event loop.
+The answers to one prompt go to one server, which computes the prompt's keys once. All requests of a conversation go to
+the server of the first one, which has their keys, as long as it can be used. A request costs as much work here however
+many wait. All methods are called in the event loop.
 """
 
 import asyncio
@@ -61,13 +62,24 @@ class RequestQueues:
         self.waiting: dict[Prompt, deque[QueuedRequest]] = {}  # requests without a server, oldest first
         self.server_of: dict[Prompt, Server] = {}
         self.unfinished: Counter[Prompt] = Counter()
+        self.server_of_conversation: dict[int, Server] = {}
 
-    async def acquire(self, prompt: Prompt) -> Server:
-        """The server of the prompt's other answers, or the one with the fewest requests, once it takes another."""
+    async def acquire(self, prompt: Prompt, conversation: int | None = None) -> Server:
+        """The server of the conversation, or of the prompt's other answers, or with the fewest requests; once it takes
+        another."""
+        own = None if conversation is None else self.server_of_conversation.get(conversation)
+        server = await self.wait_for_server(prompt, own)
+        if conversation is not None:
+            self.server_of_conversation[conversation] = server
+        return server
+
+    async def wait_for_server(self, prompt: Prompt, own: Server | None) -> Server:
         request = QueuedRequest(prompt, asyncio.get_running_loop().create_future())
         self.unfinished[prompt] += 1
         known = self.server_of.get(prompt)
-        if known is not None and self.is_usable(known) and known.load < self.max_requests:
+        if own is not None and self.is_usable(own):
+            own.queue.append(request)
+        elif known is not None and self.is_usable(known) and known.load < self.max_requests:
             known.queue.append(request)
         else:
             self.waiting.setdefault(prompt, deque()).append(request)

@@ -64,7 +64,14 @@ class SglangApi(ServerApi):
                 f"sent an answer without output_token_logprobs or finish_reason: {body[:200]!r}"
             ) from error
         logprobs = [entry[0] for entry in entries]
-        return ServerCompletion(tokens, logprobs, finished=reason == "stop", aborted=reason == "abort", label=label)
+        return ServerCompletion(
+            tokens,
+            logprobs,
+            finished=reason == "stop",
+            aborted=reason == "abort",
+            label=label,
+            reused_tokens=meta.get("cached_tokens") or 0,
+        )
 
     def abort(self, name: str) -> Call | None:
         return Call("/abort_request", {"rid": name})

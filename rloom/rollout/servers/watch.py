@@ -235,10 +235,10 @@ class WatchedServers:
         """Up, and without the current weights."""
         return [server for server in self.servers if server.is_up and not self.is_usable(server)]
 
-    async def acquire(self, prompt: Prompt) -> Server:
+    async def acquire(self, prompt: Prompt, conversation: int | None = None) -> Server:
         """A server that takes one more request now. Waits `start_timeout_s` at most while none can be used at all."""
         asyncio.get_running_loop().call_soon(self.check_usable_servers)
-        return await self.queues.acquire(prompt)
+        return await self.queues.acquire(prompt, conversation)
 
     def check_usable_servers(self) -> None:
         if not self.queues.waiting or any(map(self.is_usable, self.servers)):

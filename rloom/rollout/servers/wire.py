@@ -40,6 +40,7 @@ class ServerCompletion:
     finished: bool  # ended with a stop token
     aborted: bool = False  # the server aborted it: it is sent again
     label: str | None = None  # of the weights, where the server reports it
+    reused_tokens: int = 0  # of the prompt: found in the server's prefix cache, where the server reports it
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ def parsed(body: bytes) -> Any:
 def parse_openai_completion(body: bytes) -> ServerCompletion:
     """Of /v1/completions in the form of OpenAI, with token ids: vLLM and TensorRT-LLM."""
     try:
-        [choice] = parsed(body)["choices"]
+        answer = parsed(body)
+        [choice] = answer["choices"]
         tokens, logprobs, reason = choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
     except (KeyError, TypeError, ValueError) as error:
         raise ServerApiError(
@@ -144,4 +146,11 @@ def parse_openai_completion(body: bytes) -> ServerCompletion:
         ) from error
     if len(tokens) != len(logprobs):
         raise ServerApiError(f"sent {len(tokens)} tokens and {len(logprobs)} log-probs")
-    return ServerCompletion(tokens, logprobs, finished=reason == "stop", aborted=reason not in ("stop", "length"))
+    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+    return ServerCompletion(
+        tokens,
+        logprobs,
+        finished=reason == "stop",
+        aborted=reason not in ("stop", "length"),
+        reused_tokens=details.get("cached_tokens") or 0,
+    )

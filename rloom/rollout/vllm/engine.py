@@ -118,6 +118,7 @@ class VllmRollout(Rollout):
             logprobs_L=torch.tensor(answer.logprobs.logprobs, dtype=torch.float32),
             finished=answer.finish_reason == "stop",
             version=self.version,
+            reused_tokens=output.num_cached_tokens or 0,
         )
 
     def abort(self) -> None:

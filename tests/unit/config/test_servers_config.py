@@ -173,7 +173,7 @@ def test_vllms_command_is_that_of_the_engine_in_process_with_rlooms_worker() -> 
         *("-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", "--no-enforce-eager"),
         *("--hf-overrides", '{"a": 1}', "--tensor-parallel-size", "4"),
         *("--worker-extension-cls", "rloom.rollout.vllm.server_worker.ServerWorker", "--load-format", "auto"),
-        *("--host", "127.0.0.1", "--port", "{port}"),
+        *("--enable-prompt-tokens-details", "--host", "127.0.0.1", "--port", "{port}"),
     ]
 
 

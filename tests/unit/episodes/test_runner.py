@@ -19,7 +19,7 @@ from rloom.episodes.runner import EnvironmentDriver, EpisodeRow, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
 from rloom.launch.episodes import limits_of
-from rloom.rollout.base import Completion, Sampling
+from rloom.rollout.base import Completion, EndedConversation, Sampling
 from rloom.types import Prompt, Score
 from tests.helpers import configured
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
@@ -99,6 +99,8 @@ def run(environment_file, scripts, *, name="chatml", limits=None, rows=None, mos
     with closing(runner), runner.started(planned, Sampling(100), shares=1) as turns:
         while (requests := turns.next_requests(0)) is not None:
             for request in requests:
+                if isinstance(request, EndedConversation):
+                    continue
                 number, turn = divmod(request.seed, 1000)
                 tokens = [*encode(scripts[number][turn], name), stop_token]
                 finished = len(tokens) <= request.sampling.max_new_tokens

@@ -253,3 +253,21 @@ def test_sinks_and_values_smaller_than_keys_stay_on_the_device(small_batches: No
     rollout = rollout_of(network)
     assert_same(write(rollout, few, sampling), by_torch(network, few, sampling))
     assert rollout.uses_graphs
+
+
+def test_a_continued_conversation_is_that_of_plain_torch_prefilled_whole(
+    small_batches: None, network: PolicyNetwork
+) -> None:
+    rollout, sampling = rollout_of(network), replace(GREEDY, max_new_tokens=3)
+    rollout.expect(3, 2, 20)
+    tokens, reused = [P, Q, P], []
+    for turn in range(3):
+        requests = [Request(past, sampling, row, conversation=row) for row, past in enumerate(tokens)]
+        found = write(rollout, requests, sampling)
+        assert_same(found, by_torch(network, [replace(one, conversation=None) for one in requests], sampling))
+        reused.append([one.reused_tokens for one in found])
+        tokens = [
+            (*past, *one.tokens_L.tolist(), *range(3, 3 + 7 * turn + row))
+            for row, (past, one) in enumerate(zip(tokens, found, strict=True))
+        ]
+    assert reused == [[0, 0, 0], [5, 8, 5], [8, 12, 10]]

@@ -69,7 +69,7 @@ class Bench:
             pages = [*prompt, *(free.pop() for _ in range(own_pages))]
             entries += [PageEntry(slot, column, page) for column, page in enumerate(pages)]
         slots = Slots(count, 1000, DEVICE)
-        slots.begin([(slot, length, before + 1, before + 2) for slot, (length, before) in enumerate(lengths)], None)
+        slots.begin([(slot, length, 0, before + 1, before + 2) for slot, (length, before) in enumerate(lengths)], None)
         table = PageTable(count, max(map(sum, parts)), page_tokens, spare, DEVICE)
         table.write(entries)
         batch, tokens, sizes = count + 1, (spare + 1) * page_tokens, (size, size if value_size is None else value_size)
@@ -137,6 +137,20 @@ LONG = [(300, 0), (300, 5), (2, 140)]  # three blocks of 128, and two of an answ
 )
 def test_a_token_attends_to_its_prompt_and_to_what_was_written_since(splits: int, options: AttentionOptions) -> None:
     assert_attends_plainly(Bench.drawn(SHORT, shared=2), options)
+
+
+def test_tokens_of_earlier_turns_are_own_ones(few_splits: None) -> None:
+    bench, options = Bench.drawn(LONG, shared=2), AttentionOptions(0.35)
+    expected, keys, values = bench.plainly(options)
+    bench.slots.earlier[:3] = bench.slots.written[:3] - 1
+    bench.slots.written[:3] = 1
+    torch.testing.assert_close(bench.attend(options), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(bench.keys, keys) and torch.equal(bench.values, values)
+
+
+@pytest.fixture
+def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5], indirect=True)  # five: more than there are blocks
@@ -268,7 +282,7 @@ def slots_for(uniform: Tensor, sampling: Sampling, limit: int = 9) -> Slots:
     count, longest = uniform.shape
     slots = Slots(count, longest, DEVICE)
     slots.set_sampling(sampling)
-    slots.begin([(slot, 1, 0, limit) for slot in range(count)], uniform)
+    slots.begin([(slot, 1, 0, 0, limit) for slot in range(count)], uniform)
     return slots
 
 

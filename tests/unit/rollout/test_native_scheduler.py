@@ -281,7 +281,7 @@ def test_a_sequence_begins_in_its_slot_and_nowhere_else() -> None:
         state.fill_(9)
     slots.uniform.fill_(0.5)
     draws = torch.tensor([[0.25, 0.75], [0.125, 0.375]])
-    slot_B = slots.begin([(2, 3, 0, 4), (0, 1, 1, 2)], draws)
+    slot_B = slots.begin([(2, 3, 0, 0, 4), (0, 1, 0, 1, 2)], draws)
     assert slot_B.tolist() == [2, 0] and slot_B.dtype == torch.int32
     assert slots.prompt_length.tolist() == [1, 9, 3, 9]
     assert slots.limit.tolist() == [2, 9, 4, 9]
@@ -301,7 +301,7 @@ def test_resumed_answers_find_their_tokens_and_logprobs() -> None:
 
 def test_greedy_sequences_begin_without_luck() -> None:
     slots = slots_of()
-    slots.begin([(1, 2, 0, 4)], None)
+    slots.begin([(1, 2, 0, 0, 4)], None)
     assert slots.limit.tolist() == [0, 4, 0, 0] and not slots.uniform.any()
 
 
@@ -316,7 +316,7 @@ def test_rows_beyond_the_sequences_belong_to_a_spare_slot_that_is_done() -> None
 
 def test_a_row_reads_the_last_token_written_at_the_place_behind_what_was_read() -> None:
     slots = slots_of()
-    slots.begin([(0, 3, 0, 4), (1, 5, 0, 4)], None)
+    slots.begin([(0, 3, 0, 0, 4), (1, 5, 0, 0, 4)], None)
     slots.token.copy_(torch.tensor([41, 42, 0, 0]))
     slots.written.copy_(torch.tensor([1, 3, 0, 1]))
     token_B, position_B = slots.inputs(torch.tensor([1, 0, 3], dtype=torch.int32))

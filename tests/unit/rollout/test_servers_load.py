@@ -127,6 +127,34 @@ def test_a_prompt_with_more_answers_than_a_server_takes_goes_to_several(servers:
     assert all(server.calls["generate"] >= 4 for server in servers)
 
 
+def prompts_of(server: FakeTrtllm) -> list[tuple[int, ...]]:
+    return [tuple(body["prompt"]) for _, body in list(server.bodies) if "prompt" in body]
+
+
+def ask_turn(rollout: ServerRollout, conversations: list[int], turn: int) -> None:
+    requests = [Request((5, number, *[9] * turn), Sampling(1), turn, conversation=number) for number in conversations]
+    assert {int(found.tokens_L) for _, found in rollout.generate(requests)} == {111}
+
+
+def test_all_turns_of_an_episode_go_to_one_server_and_on_at_another_when_it_dies(servers: list[FakeTrtllm]) -> None:
+    with client([server.url for server in servers], max_requests=4) as rollout:
+        for turn in range(3):
+            ask_turn(rollout, list(range(turn, 12)) + list(range(turn)), turn)  # in another order each time
+        first, second = ([prompt[1] for prompt in prompts_of(server)] for server in servers)
+        assert len(first) + len(second) == 36 and set(first).isdisjoint(second)
+        assert 4 <= len(set(first)) <= 8, "each has a share of the episodes"
+        servers[0].kill()
+        ask_turn(rollout, list(range(12)), 3)
+        assert [prompt[1] for prompt in prompts_of(servers[1])].count(first[0]) == 1
+        ask_turn(rollout, [first[0]], 4)
+        assert (5, first[0], 9, 9, 9, 9) in prompts_of(servers[1])
+        rollout.end_conversation(first[0])
+        homes = rollout.watched.queues.server_of_conversation
+        assert len(homes) == 11 and {server.url for server in homes.values()} == {servers[1].url}
+        rollout.sleep()
+        assert not homes
+
+
 def test_the_time_limit_of_a_request_begins_when_it_is_sent(servers: list[FakeTrtllm]) -> None:
     generate = servers[0].engine.generate
 

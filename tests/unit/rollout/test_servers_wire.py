@@ -56,6 +56,7 @@ def test_sglang_answers_with_tokens_logprobs_and_the_version_of_its_weights() ->
     assert not SglangApi().parse_completion(cut).finished
     aborted = body.replace(b'{"type":"stop","matched":2}', b'{"type":"abort","message":"Aborted"}')
     assert SglangApi().parse_completion(aborted).aborted
+    assert SglangApi().parse_completion(body.replace(b'"cached_tokens":0', b'"cached_tokens":1')).reused_tokens == 1
 
 
 def test_sglang_joins_a_group_and_takes_buckets_without_flushing_after_each() -> None:
@@ -105,6 +106,8 @@ def test_vllm_and_trtllm_answer_in_the_form_of_openai() -> None:
         assert wire.parse_completion(body) == ServerCompletion([9, 2], [-0.5, -1.25], finished=True)
         assert not wire.parse_completion(body.replace(b'"stop","stop', b'"length","stop')).finished
         assert wire.parse_completion(body.replace(b'"stop","stop', b'"abort","stop')).aborted
+        reused = body.replace(b'"usage":{}', b'"usage":{"prompt_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}')
+        assert wire.parse_completion(reused).reused_tokens == 1
 
 
 def test_vllm_sleeps_wakes_and_joins_by_its_development_routes() -> None:

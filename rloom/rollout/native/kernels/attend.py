@@ -41,7 +41,7 @@ def attend_to_slots(
     weight = value.new_empty((splits, 2, rows, heads), dtype=torch.float32) if splits > 1 else out
     attend_kernel[(rows, key_heads, splits)](
         query, key, value, keys, values, query if options.sinks is None else options.sinks, partial, weight,
-        slot_B, slots.prompt_length, slots.written, table.pages, table.width,
+        slot_B, slots.prompt_length, slots.earlier, slots.written, table.pages, table.width,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), rows, heads, size, value_size,
         options.scale, options.window or 0, options.softcap or 0.0,
@@ -60,7 +60,7 @@ def attend_to_slots(
 @triton.jit
 def attend_kernel(
     query, key, value, keys, values, sinks, partial, weight,
-    slot_B, prompt_length_S, written_S, page_table, table_width,
+    slot_B, prompt_length_S, earlier_S, written_S, page_table, table_width,
     query_row, query_head, key_row, key_head, value_row, value_head,
     keys_head, keys_token, values_head, values_token, rows, heads, size, value_size,
     scale, window, softcap,
@@ -72,7 +72,8 @@ def attend_kernel(
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slot_B + row)
     pages = page_table + slot * table_width
-    prompt_length, before = tl.load(prompt_length_S + slot), tl.load(written_S + slot) - 1  # own tokens in the cache
+    prompt_length = tl.load(prompt_length_S + slot)
+    before = tl.load(earlier_S + slot) + tl.load(written_S + slot) - 1  # own tokens in the cache
     column, value_column, member = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE), tl.arange(0, GROUP_PADDED)
     column_mask, value_mask, head_mask = column < size, value_column < value_size, member < GROUP
     q_offset = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
