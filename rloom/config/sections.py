@@ -383,14 +383,17 @@ class MultiTurnSection(Section):
     )
     max_assistant_turns: int | None = key(None, "Turns of the policy in an episode. null: no limit.", ge=1)
     max_user_turns: int | None = key(
-        None, "Answers of tools and of the environment in an episode. null: no limit.", ge=1
+        None,
+        "Answers of tools and of the environment in an episode; the policy answers the last one. null: no limit.",
+        ge=1,
     )
     max_turn_length: int | None = key(
         None, "Tokens of one turn. null: what is left of `data.max_response_length`.", ge=1
     )
     max_episode_length: int | None = key(
         None,
-        "Tokens of an episode in all its branches, sampled and added. null: only the length of each branch is limited.",
+        "Tokens of an episode after its first prompt, sampled and added, in all its branches. null: only the length of "
+        "each branch is limited.",
         ge=1,
     )
     max_parallel_calls: int = key(1, "Calls of tools in one turn; further ones are not run.", ge=1)

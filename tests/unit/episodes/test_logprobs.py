@@ -66,6 +66,7 @@ def test_a_scoring_pass_gives_the_recorded_logprobs(family, tmp_path):
                 turns.complete(0, sent + row, completion)
             sent += len(requests)
             records |= dict(turns.take_finished())
+        records |= dict(turns.take_finished())
     found = [t for n in range(12) for t in episode_trajectories(records[n], prompts[n], n, Score(1.0))]
     assert max(t.branch for t in found) >= 1 and max(len(t.turns) for t in found) >= 3
     batch = Batch.pack(found)
