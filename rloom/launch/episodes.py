@@ -82,7 +82,7 @@ def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callabl
     return lambda tokens: tokenizer.decode([token for token in tokens if token not in dropped])
 
 
-class TokenTexts(dict[int, str]):
+class SingleTokenTexts(dict[int, str]):
     """The text of single tokens, such as stop tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -105,7 +105,7 @@ def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterato
     texts = Texts(
         template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
-        TokenTexts(tokenizer),
+        SingleTokenTexts(tokenizer),
         marked_decoder(tokenizer, template.source),
     )
     limits = limits_of(config)

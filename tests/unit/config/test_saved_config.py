@@ -147,10 +147,12 @@ def test_what_has_an_effect_outside_of_the_run_is_asked_for() -> None:
         "critic.enable": "a model, as safetensors",
         "trainer.default_local_dir": "of a run; `rloom eval` replaces it",
         "custom_reward_function.reward_kwargs": "of the function, which needs consent",
+        "actor_rollout_ref.rollout.multi_turn.environment_kwargs": "of the environment, which needs consent",
     }
     asked = {path for path, key in leaf_keys().items() if key.needs_consent is not None}
     found = {path for path in leaf_keys() if names.search(path)}
-    models = {path for path in found if path.endswith((".path", "_path")) and path != REWARD}  # safetensors only
+    models = {path for path in found if path.endswith((".path", "_path")) and path not in asked}  # safetensors only
+    assert REWARD in asked
     assert found - asked - set(harmless) == models
     others = {path for path in asked if not path.startswith(("critic.", "trainer.", "ray_kwargs."))}
     assert others | {CRITICS} == set(EVALUATION)
