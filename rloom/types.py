@@ -12,7 +12,7 @@ from typing import Any
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 LARGEST_REWARD = 1e30  # the largest magnitude of a reward: training is in float32, whose largest number is 3.4e38
-TIMEOUTS = ("CallTimeout", "TimeoutError", "no answer after ")  # how the reason of a call that took too long begins
+TIMEOUTS = ("CallTimeout", "TimeoutError", "no answer")  # how the reason of a call that took too long begins
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")  # all but tabs and line breaks
 
 

@@ -226,6 +226,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "episode/turns/mean": sum(turns) / count,
         "episode/turns/max": float(max(turns)),
         "episode/environment_seconds": sum(episode.environment_s for episode in episodes) / count,
+        "episode/failed": sum(episode.failure is not None for episode in episodes) / count,
         "episode/environment_timeouts": sum(episode.timed_out for episode in episodes) / count,
         "episode/kv_reused": sum(one.reused_tokens for one in episodes)
         / max(1, sum(one.requested_tokens for one in episodes)),

@@ -18,6 +18,8 @@ CALLS_SHARE, CALLS_CORRELATION = 0.2, 0.3  # of the scores' variance, as for the
 LIMITS = {
     "episode/ended/turn_limit": f"{TURNS}.max_assistant_turns",
     "episode/ended/token_limit": LONGEST,
+    "episode/ended/limit_of_the_environment's_turns": f"{TURNS}.max_user_turns",
+    "episode/ended/token_limit_of_the_episode": f"{TURNS}.max_episode_length",
     "episode/ended/token_limit_of_a_turn": f"{TURNS}.max_turn_length",
     "episode/ended/time_limit": f"{TURNS}.episode_timeout_s",
 }
@@ -113,7 +115,7 @@ def episodes_at_limit(history: History) -> Finding | None:
 
 
 def steps_time_out(history: History) -> Support:
-    share, failed = late(history, "episode/environment_timeouts"), late(history, "episode/ended/environment_failed")
+    share, failed = late(history, "episode/environment_timeouts"), late(history, "episode/failed")
     if not share or share < 0.5 * failed:
         return share > 0
     return f"episode/environment_timeouts: {share:.1%} of the episodes of the last steps"
@@ -134,16 +136,16 @@ ENVIRONMENTS = Fault(
             lambda history: doubled(history, f"{TURNS}.tool_timeout_s", "time for a slow step"),
         ),
     ),
-    ("episode/ended/environment_failed",),
+    ("episode/failed",),
 )
 
 
 def environment_failures(history: History) -> Finding | None:
-    failed = history.series("episode/ended/environment_failed")
+    failed = history.series("episode/failed")
     if len(failed) < FEWEST_STEPS or failed.mean <= FAILING:
         return None
     evidence = [
-        f"episode/ended/environment_failed: {failed.mean:.1%} of the episodes, {failed.tail.mean:.1%} in the last "
+        f"episode/failed: {failed.mean:.1%} of the episodes, {failed.tail.mean:.1%} in the last "
         f"{len(failed.tail)} steps; they have no score and are not trained"
     ]
     return ENVIRONMENTS.found(

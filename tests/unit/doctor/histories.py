@@ -96,7 +96,7 @@ SFT = {
 EPISODES: Values = {
     "episode/turns/mean": 3.0,
     "episode/ended/done": 0.95,
-    "episode/ended/environment_failed": 0.0,
+    "episode/failed": 0.0,
     "episode/ended/token_limit": 0.05,
     "episode/ended/turn_limit": lambda step: 0.4 / step,
     "episode/rewritten_past": 0.0,
@@ -201,7 +201,7 @@ FAULTY: Mapping[str, Callable[[], History]] = {
     "no_progress": lambda: history({"critic/score/mean": flat, "val-core/gsm8k/acc/mean@1": 0.3}, steps=50),
     "unusual_keys": lambda: history(keys={"actor_rollout_ref.actor.clip_ratio": 1e-6}),
     "environment_failures": lambda: history(
-        {**EPISODES, "episode/ended/environment_failed": 0.1, "reward/failed": 51.0}
+        {**EPISODES, "episode/failed": 0.1, "reward/failed": 51.0}
     ),
     "tool_calls_rewarded": lambda: with_answers(
         answers(lambda number, right: 0.2 * right + 0.8 * (number % 4 > 1), calls=lambda number: 2 * (number % 4 > 1)),
