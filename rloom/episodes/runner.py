@@ -238,6 +238,7 @@ class RunningEpisode:
         """
         self.check_turns()
         tokens = self.writer.episode.tokens(leaf)
+        self.check_prompt(len(tokens))
         most, limit = self.budget(len(tokens)), self.token_limit(len(tokens))
         if most <= 0:
             raise LimitReached(limit)
@@ -276,6 +277,14 @@ class RunningEpisode:
         if limits.turn_tokens is not None:
             found[Ending.TURN_TOKENS] = limits.turn_tokens
         return found
+
+    def check_prompt(self, tokens: int) -> None:
+        longest = self.limits.prompt_tokens
+        if self.prompt_tokens is None and longest is not None and tokens > longest:
+            raise DataError(
+                f"the first prompt has {tokens} tokens, with tools and what the environment added, more than "
+                f"data.max_prompt_length={longest}; raise it"
+            )
 
     def check_turns(self) -> None:
         if self.limits.turns is not None and self.answers >= self.limits.turns:

@@ -15,6 +15,7 @@ from rloom.algos.kl import KlControl
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
+from rloom.batch import one_for_each
 from rloom.config.base import RunConfig
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs
@@ -139,8 +140,8 @@ def open_parts(
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
         open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
+        open_episodes(config, tokenizer) as episodes,
         open_groups(config, layout, logs) as groups,
-        open_episodes(config, tokenizer, groups.stop_ids) as episodes,
     ):
         at_once = scores_during_generation(config, layout)
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
@@ -179,7 +180,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     held_out = as_prompts(config, tokenizer, held_out_rows(config), HELD_OUT)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
-    with open_queues(config, held_out) as queues:
+    with open_queues(config, held_out) as queues, open_episodes(config, tokenizer) as episodes:
         check_rollout(config)
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)
@@ -188,7 +189,7 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
         if config.actor_rollout_ref.rollout.kind.own_model:
             rollout.load_weights(engine.weights(), version=0)
         reward = reward_mix(config, queues, model=in_process_model(config))
-        sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward)
+        sampler = answer_sampler(config, LocalGroup([rollout]), LocalGroup([]), tokenizer, reward, episodes)
         try:
             yield evaluator(config, sampler, ModelFiles(network, tokenizer).stop_ids(), held_out)
         finally:
@@ -201,7 +202,7 @@ def answer_sampler(
     weight_sync: Group,
     tokenizer: PreTrainedTokenizerBase,
     reward: CompositeReward,
-    episodes: EpisodeRunner | None = None,
+    episodes: EpisodeRunner | None,
 ) -> Sampler:
     def decode(answers: Sequence[Sequence[int]]) -> list[str]:
         # batch_decode takes an empty list for one empty answer
@@ -381,5 +382,5 @@ def evaluate_checkpoint(checkpoint: Path, overrides: Sequence[str] = ()) -> Eval
     config = load_saved(checkpoint, overrides, settings=[run_directory_of(checkpoint)])
     with open_evaluation(config, checkpoint) as evaluator:
         answers = evaluator.answer(state["step"], progress=lambda done, total: None)
-        check_failures([answer.score for answer in answers], config.reward_model.max_failed_share)
+        check_failures([answer.score for answer in one_for_each(answers)], config.reward_model.max_failed_share)
         return Evaluation(evaluator.metrics(answers), evaluator.measures(answers))

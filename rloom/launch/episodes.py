@@ -63,7 +63,10 @@ def score_of(sample: Sample) -> Score:
     assert sample.episode is not None
     reward = sample.episode.reward
     if reward is None:
-        return Score.failed("the environment gave no reward")
+        return Score.failed(
+            "the environment gave no reward; return one from get_reward(), step() or the agent, or set another reward, "
+            "such as custom_reward_function.path"
+        )
     return Score.of(reward, subject=f"the environment gave {reward:g}")
 
 
@@ -170,10 +173,20 @@ def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callabl
     return lambda tokens: tokenizer.decode([token for token in tokens if token not in dropped])
 
 
+class SingleTokenTexts(dict[int, str]):
+    """The text of single tokens, such as stop tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str:
+        self[token] = text = str(self.tokenizer.decode([token]))
+        return text
+
+
 @contextmanager
-def open_episodes(
-    config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
-) -> Iterator[EpisodeRunner | None]:
+def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[EpisodeRunner | None]:
     """None: answers have one turn."""
     kind = episode_kind(config)
     if kind is None:
@@ -183,7 +196,7 @@ def open_episodes(
     texts = Texts(
         template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
-        {token: tokenizer.decode([token]) for token in stop_ids},
+        SingleTokenTexts(tokenizer),
         marked_decoder(tokenizer, template.source),
     )
     limits = limits_of(config)
@@ -196,6 +209,7 @@ def limits_of(config: Config) -> Limits:
     keys = config.actor_rollout_ref.rollout.multi_turn
     return Limits(
         response_tokens=config.data.max_response_length,
+        prompt_tokens=config.data.max_prompt_length,
         turns=keys.max_assistant_turns,
         user_turns=keys.max_user_turns,
         turn_tokens=keys.max_turn_length,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rloom.batch import Trajectory, one_for_each
+from rloom.episodes.record import episode_metrics
 from rloom.rollout.base import Sampling
 from rloom.runs.accuracy import validation_metrics
 from rloom.runs.measures import measured
@@ -49,7 +50,8 @@ class Evaluator:
         for trajectory in one_for_each(trajectories):
             groups.setdefault(trajectory.group, []).append(trajectory)
         scores = [[np.nan if (a := t.score.accuracy) is None else a for t in group] for group in groups.values()]
-        return validation_metrics(
+        episodes = {f"val-aux/{name}": value for name, value in episode_metrics(trajectories).items()}
+        return episodes | validation_metrics(
             [group[0].prompt.data_source for group in groups.values()],
             np.array(scores),
             [[t.score.prediction for t in group] for group in groups.values()],

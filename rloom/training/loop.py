@@ -348,8 +348,7 @@ class Training(StepLoop):
         with self.stage("testing"):
             answers = evaluator.answer(step, log.advance)
         self.report_failures(answers)
-        episodes = episode_metrics(answers)
-        metrics = evaluator.metrics(answers) | {f"val-aux/{name}": value for name, value in episodes.items()}
+        metrics = evaluator.metrics(answers)
         log.validation(step, metrics, evaluator.measures(answers))
         if self.dumps is not None:
             self.dumps.write("validation", step, partial(validation_table, answers))

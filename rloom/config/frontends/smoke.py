@@ -16,6 +16,7 @@ from rloom.config.given_keys import leaf_keys, override_value
 from rloom.config.keys import value_at
 from rloom.config.schema import TORCHRUN, Actor, Config, Critic, SftConfig
 from rloom.config.sections import SIZES
+from rloom.episodes.kinds import episode_kind
 from rloom.errors import ConfigError
 from rloom.extras import TRACKERS
 from rloom.gpus import has_uncounted_gpu, visible_gpus
@@ -25,6 +26,7 @@ from rloom.rewards.kinds import KINDS, OWN_KEY
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
+EPISODE_PROMPT_TOKENS, EPISODE_TOKENS = 4096, 256  # of the user's own: the tiny model has a token for each character
 OWN_WORKERS = ("rollout", "reward", "critic", "ref")  # the first that has workers of its own keeps one
 
 
@@ -47,17 +49,19 @@ def size_changes(config: Config, workers: int) -> dict[str, Any]:
     placed = {role: chosen[role] for role in pools.placed} if workers > 1 else {}
     prompts = power_of_two(config.data.train_batch_size, MAX_PROMPTS)
     sizes = Sizes(workers, own, placed, prompts, power_of_two(config.actor_rollout_ref.rollout.n, MAX_ANSWERS))
-    answer_tokens = min(config.data.max_response_length, ANSWER_TOKENS)
+    has_episodes = episode_kind(config) is not None
+    prompt_tokens = EPISODE_PROMPT_TOKENS if has_episodes else PROMPT_TOKENS
+    answer_tokens = min(config.data.max_response_length, EPISODE_TOKENS if has_episodes else ANSWER_TOKENS)
     buffer = config.reward_model.overlong_buffer
     return {
         "data.train_batch_size": prompts,
-        "data.max_prompt_length": PROMPT_TOKENS,
+        "data.max_prompt_length": prompt_tokens,
         "data.max_response_length": answer_tokens,
         f"{ROLLOUT}.n": sizes.answers_per_prompt,
         **({"reward_model.overlong_buffer.len": min(buffer.len, answer_tokens)} if buffer.enable else {}),
         **worker_changes(config, sizes),
-        **role_changes(ACTOR, config.actor_rollout_ref.actor, config, sizes, answer_tokens),
-        **role_changes(CRITIC, config.critic, config, sizes, answer_tokens),
+        **role_changes(ACTOR, config.actor_rollout_ref.actor, config, sizes, prompt_tokens + answer_tokens),
+        **role_changes(CRITIC, config.critic, config, sizes, prompt_tokens + answer_tokens),
         **scoring_changes(config, sizes),
     }
 
@@ -111,8 +115,8 @@ def megatron_sizes(role: Actor | Critic, ranks: int) -> tuple[int, int]:
     return 1, min(given.pipeline_model_parallel_size, ranks)
 
 
-def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, answer_tokens: int) -> dict[str, Any]:
-    """Two updates where there were two or more. Micro-batches still divide a mini-batch."""
+def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, longest: int) -> dict[str, Any]:
+    """Two updates where there were two or more. Micro-batches still divide a mini-batch. `longest`: tokens."""
     mini_batch = role.ppo_mini_batch_size or config.actor_rollout_ref.actor.ppo_mini_batch_size
     updates = min(config.data.train_batch_size // mini_batch, MAX_UPDATES)
     prompts = sizes.prompts // updates
@@ -128,7 +132,7 @@ def role_changes(name: str, role: Actor | Critic, config: Config, sizes: Sizes, 
         changes[f"{name}.ppo_micro_batch_size_per_gpu"] = power_of_two(role.ppo_micro_batch_size_per_gpu, samples)
     if role.ppo_micro_batch_size is not None:
         changes[f"{name}.ppo_micro_batch_size"] = max(shares, power_of_two(role.ppo_micro_batch_size, samples))
-    least = -(-(PROMPT_TOKENS + answer_tokens) // sequence)
+    least = -(-longest // sequence)
     changes[f"{name}.ppo_max_token_len_per_gpu"] = max(role.ppo_max_token_len_per_gpu, least)
     return changes
 
@@ -227,7 +231,7 @@ SWITCHES = {  # key that changes -> keys that the run then does not read
     f"{ROLLOUT}.name": f"{ROLLOUT}.server",
     **{kind.switch: str(kind.section) for kind in SERVERS.values()},
 }
-OF_ANOTHER_MODEL = (  # keys whose values fit the model or the data files that they were given with
+OF_ANOTHER_MODEL = (  # keys whose values fit the model that they were given with
     f"{MODEL}.override_config",
     f"{MODEL}.target_modules",
     f"{MODEL}.lora_adapter_path",
@@ -235,9 +239,8 @@ OF_ANOTHER_MODEL = (  # keys whose values fit the model or the data files that t
     "critic.model.override_config",
     f"{ACTOR}.megatron.override_transformer_config",
     "critic.megatron.override_transformer_config",
-    "data.prompt_key",
-    "data.reward_fn_key",
 )
+OF_OTHER_DATA = ("data.prompt_key", "data.reward_fn_key")
 
 
 @dataclass(frozen=True)
@@ -267,8 +270,10 @@ def is_found(package: str) -> bool:
 
 def replacements(config: Config, available: Available) -> dict[str, Any]:
     """The keys whose value changes -> the new value. `config` is checked."""
+    keys = leaf_keys()
+    others = OF_ANOTHER_MODEL if episode_kind(config) is not None else (*OF_ANOTHER_MODEL, *OF_OTHER_DATA)
     changes = {
-        **dict.fromkeys(OF_ANOTHER_MODEL, None),
+        **{path: keys[path].default for path in others},
         **model_changes(config),
         **data_changes(config),
         **engine_changes(config, available),
@@ -277,9 +282,7 @@ def replacements(config: Config, available: Available) -> dict[str, Any]:
         **reward_changes(config, available.environment),
         **size_changes(config, smoke_workers(config, available)),
     }
-    keys = leaf_keys()
-    wanted = {path: keys[path].default if path in OF_ANOTHER_MODEL else value for path, value in changes.items()}
-    return {path: value for path, value in wanted.items() if value_at(config, path) != value}
+    return {path: value for path, value in changes.items() if value_at(config, path) != value}
 
 
 def usable_gpus(config: RunConfig, available: Available) -> int:
@@ -303,6 +306,9 @@ def model_changes(config: Config) -> dict[str, Any]:
         changes["critic.model.path"] = EMBEDDED_NAME
     if model.lora_adapter_path is not None:
         changes[f"{MODEL}.lora_rank"] = model.lora_rank or LORA_RANK
+    if episode_kind(config) is not None:  # the prompts are the user's own
+        longer = {"max_position_embeddings": EPISODE_PROMPT_TOKENS + EPISODE_TOKENS}
+        changes |= {f"{MODEL}.override_config": longer, "critic.model.override_config": longer}
     if config.replays_routing:  # the tiny model has no experts
         changes |= {f"{ACTOR}.router_replay.mode": "disabled"}
         changes |= {f"{ROLLOUT}.enable_rollout_routing_replay": False}
@@ -310,7 +316,10 @@ def model_changes(config: Config) -> dict[str, Any]:
 
 
 def data_changes(config: Config) -> dict[str, Any]:
+    """An environment reads the columns of its rows: they stay, and no prompt is too long for the tiny model."""
     rows = {"data.train_max_samples": TRAINING_ROWS, "data.val_max_samples": VALIDATION_ROWS}
+    if episode_kind(config) is not None:
+        return rows | {"data.truncation": "left", "data.filter_overlong_prompts": False}
     changes: dict[str, Any] = {"data.train_files": EMBEDDED_NAME, **rows}
     if config.data.val_files is not None:
         changes["data.val_files"] = EMBEDDED_NAME
