@@ -81,7 +81,7 @@ KINDS: Mapping[str, EpisodeKind] = {
     ),
     "agent": EpisodeKind(
         title="an agent",
-        build="rloom.launch.agents:agent_driver",
+        build="rloom.launch.episodes:agent_driver",
         keys=(f"{AGENT}.path", f"{AGENT}.command"),
         reads=(f"{AGENT}.kwargs", f"{AGENT}.port", f"{MULTI_TURN}.tool_timeout_s"),
         check="rloom.launch.early_checks:check_agent",
@@ -89,7 +89,7 @@ KINDS: Mapping[str, EpisodeKind] = {
     ),
     "agent_loop": EpisodeKind(
         title="agent loops",
-        build="rloom.launch.agents:agent_loop_driver",
+        build="rloom.launch.episodes:agent_loop_driver",
         keys=(f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"),
         not_by=(ONE_TURN, WITH_TOOLS),  # alone, they say nothing that the other keys do not
         reads=TOOL_KEYS,

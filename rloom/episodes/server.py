@@ -23,7 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent, load_agent
+from rloom.episodes.agents.load import load_agent
+from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent
 from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, Setup
 from rloom.episodes.contracts import make_environment
 from rloom.episodes.stand_ins import install_stand_ins

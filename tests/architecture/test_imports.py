@@ -104,8 +104,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 # library -> the only modules that may import it
 HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("rloom.config.load",),
-    "omegaconf": ("rloom.config.load",),
-    "pydantic": ("rloom.config",),
+    "omegaconf": ("rloom.config.load", "rloom.episodes.agents.by_tokens"),
+    "pydantic": ("rloom.config", "rloom.episodes.verl_names"),
     "transformers": ("rloom.models", "rloom.families", "rloom.rollout.hf", "rloom.launch"),
     "peft": ("rloom.models",),
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),

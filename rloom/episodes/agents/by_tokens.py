@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rloom.episodes.agents.process import ANSWER, ASK, AgentSetup, Answer, LoadedAgent, Task, number
+from rloom.episodes.agents.process import ANSWER, ASK, AgentSetup, LoadedAgent, Task, TokenAnswer, number
 from rloom.episodes.openrlhf_names import MultiTurnAgentExecutor
 from rloom.episodes.verl_names import AGENT_LOOPS, DictConfigWrap, TokenOutput
 from rloom.errors import ConfigError
@@ -44,15 +44,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _LENGTH = struct.Struct("!Q")
 
 
-class Policy:
+class PolicyClient:
     """Asks the driver for answers. Several questions can be open at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sampling: Mapping[str, Any]) -> None:
         self.reader, self.writer, self.sampling = reader, writer, sampling
-        self.waiting: dict[int, asyncio.Future[Answer]] = {}
+        self.waiting: dict[int, asyncio.Future[TokenAnswer]] = {}
         self.numbers = count()
 
-    async def ask(self, tokens: Sequence[int], sampling: Mapping[str, Any]) -> Answer:
+    async def ask(self, tokens: Sequence[int], sampling: Mapping[str, Any]) -> TokenAnswer:
         """`sampling`: as the agent gave it. It can limit the length; all else is as the run samples."""
         for name, value in sampling.items():
             same = NEUTRAL.get(name, (self.sampling.get(name),))
@@ -78,13 +78,13 @@ class Policy:
                 waiting.set_result(answer)
 
 
-Agent = Callable[[Policy, Task], Awaitable[dict[str, Any]]]  # returns the outputs, as the driver checks them
+Agent = Callable[[PolicyClient, Task], Awaitable[dict[str, Any]]]  # returns the outputs, as the driver checks them
 
 
 def run_with_policy(agent: Agent, connection: socket.socket, task: Task) -> dict[str, Any]:
     async def run() -> dict[str, Any]:
         reader, writer = await asyncio.open_connection(sock=connection.dup(), limit=1 << 24)
-        policy = Policy(reader, writer, task.sampling)
+        policy = PolicyClient(reader, writer, task.sampling)
         answers = asyncio.create_task(policy.read_answers())
         try:
             return await agent(policy, task)
@@ -101,7 +101,7 @@ def run_with_policy(agent: Agent, connection: socket.socket, task: Task) -> dict
 class ServerManager:
     """verl's AsyncLLMServerManager."""
 
-    policy: Policy
+    policy: PolicyClient
 
     async def generate(
         self,
@@ -141,7 +141,7 @@ def load_loops(setup: AgentSetup) -> LoadedAgent:
 def loop_runner(setup: AgentSetup, loops: Mapping[str, Loop]) -> Callable[[socket.socket, Task], Any]:
     tokenizer, config = load_tokenizer(setup), OmegaConf.create(dict(setup.config))
 
-    async def agent(policy: Policy, task: Task) -> dict[str, Any]:
+    async def agent(policy: PolicyClient, task: Task) -> dict[str, Any]:
         loop = loops[task.loop]
         instance = loop.made_by(
             trainer_config=DictConfigWrap(config),
@@ -256,7 +256,7 @@ class RequestOutput:
 class TokenEngine:
     """OpenRLHF's llm_engine."""
 
-    policy: Policy
+    policy: PolicyClient
     tokenizer: Any
 
     async def generate(
@@ -295,7 +295,7 @@ def load_executor(setup: AgentSetup, found: Any) -> LoadedAgent | None:
 def executor_runner(setup: AgentSetup, made_by: Callable[..., Any]) -> Callable[[socket.socket, Task], Any]:
     tokenizer = load_tokenizer(setup)
 
-    async def agent(policy: Policy, task: Task) -> dict[str, Any]:
+    async def agent(policy: PolicyClient, task: Task) -> dict[str, Any]:
         executor = made_by(**setup.kwargs)
         given: dict[str, Any] = {
             "prompt": task.text,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rloom.episodes.agents.outputs import episode_of
-from rloom.episodes.agents.process import ANSWER, ASK, FAILED, RESULT, RUN, Answer, Task
+from rloom.episodes.agents.process import ANSWER, ASK, FAILED, RESULT, RUN, Task, TokenAnswer
 from rloom.episodes.episode import Node
 from rloom.episodes.gateway.server import Gateway
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentProcess, WrongReply
@@ -89,7 +89,7 @@ class AgentDriver:
         )
 
     async def converse(self, run: RunningEpisode, process: EnvironmentProcess, task: Task) -> Any:
-        """Answer the agent's questions, until its result."""
+        """TokenAnswer the agent's questions, until its result."""
         await process.send((RUN, task))
         received = asyncio.create_task(process.receive())
         pending: set[asyncio.Task[Any]] = {received, asyncio.create_task(end_idle(run))}
@@ -125,11 +125,11 @@ class AgentDriver:
         except LimitReached as reached:
             run.ending, node = reached.ending, reached.answer
         if node is None:
-            given = Answer([], [], False)
+            given = TokenAnswer([], [], False)
         else:
             answer = run.writer.episode.nodes[node]
             assert answer.logprobs_L is not None
-            given = Answer(answer.tokens_L.tolist(), answer.logprobs_L.tolist(), answer.finished)
+            given = TokenAnswer(answer.tokens_L.tolist(), answer.logprobs_L.tolist(), answer.finished)
         await process.send((ANSWER, number, given))
 
     def describe(self, run: RunningEpisode, leaf: int, tokens: Sequence[int]) -> None:

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rloom.errors import ConfigError
-from rloom.plugins import load_plugin
 from rloom.types import Message
 
 RUN, ANSWER, ASK, RESULT, FAILED = "run", "answer", "ask", "result", "failed"
@@ -86,7 +85,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TokenAnswer:
     """What an agent that asks with tokens gets. Without tokens: a limit of the episode is reached."""
 
     tokens: list[int]  # with the stop token
@@ -108,23 +107,6 @@ class LoadedAgent:
     run: Callable[[socket.socket, Task], Any]
     by_url: bool
     loops: tuple[str, ...] = ()
-
-
-def load_agent(setup: AgentSetup) -> LoadedAgent:
-    if setup.command is not None:
-        return LoadedAgent(by_url_program(setup.command), by_url=True)
-    from rloom.episodes.agents.by_tokens import load_executor, load_loops  # imports a tokenizer's libraries
-
-    if setup.loops:
-        return load_loops(setup)
-    assert setup.path is not None
-    found = load_plugin(PATH_KEY, setup.path)
-    if not callable(found):
-        kind = type(found).__name__
-        raise ConfigError(f"{PATH_KEY}={setup.path} is a {kind}; use a function of (base_url, row), or a class")
-    if (by_tokens := load_executor(setup, found)) is not None:
-        return by_tokens
-    return LoadedAgent(by_url_function(setup, found), by_url=True)
 
 
 def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[socket.socket, Task], Any]:
