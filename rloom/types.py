@@ -44,6 +44,7 @@ class Sample:
     columns: Mapping[str, Any] = field(default_factory=dict)  # as in Prompt
     conversation: tuple[Message, ...] = ()  # all messages of an episode of several turns
     environment_reward: float | None = None  # of that episode
+    environment_state: Mapping[str, Any] = field(default_factory=dict)  # plain attributes of the user's environment
 
 
 SampleGroup = tuple[Sample, ...]  # answers to one prompt that are scored in one call

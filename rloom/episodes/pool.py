@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from rloom.episodes.base import ACT, BEGIN, END, Observation, Setup, ToolSchema
+from rloom.episodes.base import ACT, BEGIN, END, Limits, Observation, Report, Setup, ToolSchema
 from rloom.errors import RewardError
 from rloom.import_path import child_command
 from rloom.rewards.framing import framed
@@ -109,7 +109,7 @@ class EnvironmentPool:
         """An environment that is to begin. Its process is used again if the episode was ended, else killed."""
         async with self.places:
             process = await self.process()
-            episode = RunningEnvironment(process, self.setup.limits.call_s + KILL_GRACE_S)
+            episode = RunningEnvironment(process, self.setup.limits)
             try:
                 yield episode
             finally:
@@ -137,27 +137,33 @@ class EnvironmentPool:
 class RunningEnvironment:
     """The environment of one episode."""
 
-    def __init__(self, process: EnvironmentProcess, limit_s: float) -> None:
-        self.process, self.limit_s = process, limit_s
+    def __init__(self, process: EnvironmentProcess, limits: Limits) -> None:
+        self.process, self.limits = process, limits
         self.busy = False  # a call has no reply yet
         self.ended = False
+        self.tools: tuple[ToolSchema, ...] | None = None  # None: those of all episodes
+        self.report = Report()  # after the end
 
     async def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple((await self.call(BEGIN, dict(row), tuple(messages)))["messages"])
+        found = await self.call(2, BEGIN, dict(row), tuple(messages))  # the environment is made, then it begins
+        self.tools = None if found["tools"] is None else tuple(found["tools"])
+        return tuple(found["messages"])
 
-    async def act(self, text: str) -> Observation:
-        return Observation.from_json(await self.call(ACT, text))
+    async def act(self, text: str, marked: str | None = None) -> Observation:
+        return Observation.from_json(await self.call(self.limits.parallel_calls, ACT, text, marked))
 
     async def end(self) -> float | None:
         """The reward at the end. After a call that was given up there is none, and the process is killed."""
         if self.busy:
             return None
-        reward = (await self.call(END))["reward"]
+        found = await self.call(3, END)  # reward, report, and the environment is closed
         self.ended = True
-        return None if reward is None else float(reward)
+        self.report = Report(found["facts"], found["state"], found["metrics"])
+        return None if found["reward"] is None else float(found["reward"])
 
-    async def call(self, *request: Any) -> Mapping[str, Any]:
+    async def call(self, calls: int, *request: Any) -> Mapping[str, Any]:
+        """`calls`: of a user's code, each within its limit."""
         self.busy = True
-        found = await self.process.call(request, self.limit_s)
+        found = await self.process.call(request, calls * self.limits.call_s + KILL_GRACE_S)
         self.busy = False
         return found

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from rloom.batch import Trajectory
+from rloom.episodes.base import Report
 from rloom.episodes.episode import Episode
 from rloom.types import Message, Prompt, Sample, Score
 
@@ -32,6 +33,7 @@ class EpisodeRecord:
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
     environment_seconds: float = 0.0
+    report: Report = field(default_factory=Report)  # of the environment, at the end
 
     @property
     def turns(self) -> int:
@@ -40,8 +42,12 @@ class EpisodeRecord:
     @property
     def messages(self) -> list[Message]:
         """Of the last branch."""
-        nodes = self.episode.nodes
-        return [message for index in self.episode.path(len(nodes) - 1) for message in nodes[index].messages]
+        return [message for index in self.last_path for message in self.episode.nodes[index].messages]
+
+    @property
+    def last_path(self) -> list[int]:
+        """The nodes of the last branch: the prompt, answers, and what is between them."""
+        return self.episode.path(len(self.episode.nodes) - 1)
 
     @property
     def text(self) -> str:
@@ -57,13 +63,14 @@ def episode_sample(prompt: Prompt, record: EpisodeRecord) -> Sample:
         prompt=prompt.text,
         response=record.text,
         ground_truth=prompt.ground_truth,
-        extra_info=prompt.extra_info,
+        extra_info={**prompt.extra_info, "num_turns": len(record.last_path), **record.report.facts},
         messages=prompt.messages,
         prompt_tokens=prompt.tokens,
         response_tokens=tuple(tokens),
         columns=prompt.columns,
         conversation=tuple(record.messages),
         environment_reward=record.reward,
+        environment_state=record.report.state,
     )
 
 
@@ -105,5 +112,15 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         "episode/environment_seconds": sum(record.environment_seconds for record in records) / count,
         "episode/rewritten_past": sum(record.rewritten for record in records) / count,
         "episode/branched": sum(record.branched for record in records) / count,
+        **environment_metrics(records),
         **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending] / count for ending in Ending},
     }
+
+
+def environment_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Means of what environments and tools report, over the episodes that report it."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record.report.metrics.items():
+            found.setdefault(f"environment/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}

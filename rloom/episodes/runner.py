@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from rloom.episodes.base import Limits, ToolSchema
+from rloom.episodes.base import Limits, Report, ToolSchema
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
 from rloom.episodes.record import Ending, EpisodeRecord
 from rloom.episodes.writer import EpisodeWriter, Texts
@@ -180,16 +180,18 @@ class EnvironmentDriver:
             except LimitReached as reached:
                 run.ending = reached.ending
             at_end = await environment.end()
+            run.report = environment.report
         given = [*run.rewards, *([] if at_end is None else [at_end])]
         run.reward = sum(given) if given else None
 
     async def converse(self, run: "RunningEpisode", environment: RunningEnvironment) -> None:
         prompt, writer = run.row.prompt, run.writer
-        leaf = writer.begin(await environment.begin(prompt.columns, prompt.messages), self.tools)
+        messages = await environment.begin(prompt.columns, prompt.messages)
+        leaf = writer.begin(messages, self.tools if environment.tools is None else environment.tools)
         while True:
             answer = await run.answer(leaf)
             began = time.monotonic()
-            seen = await environment.act(writer.text(answer))
+            seen = await environment.act(writer.text(answer), writer.marked_text(answer))
             seconds = time.monotonic() - began
             run.environment_seconds += seconds
             if seen.reward is not None:
@@ -197,7 +199,7 @@ class EnvironmentDriver:
                 writer.episode.replace(answer, reward=seen.reward)
             if seen.done:
                 return
-            run.check_turns()
+            run.check_turns(user_turn=True)
             leaf = writer.add(answer, seen.messages, seen.calls, seconds)
 
     async def end(self) -> None:
@@ -215,12 +217,14 @@ class RunningEpisode:
     ) -> None:
         self.row, self.sampling, self.turns, self.limits, self.writer = row, sampling, turns, limits, writer
         self.answers = 0
+        self.user_turns = 0  # of tools and of the environment
         self.prompt_tokens: int | None = None  # before the first answer
         self.ending = Ending.DONE
         self.failure: str | None = None
         self.reward: float | None = None
         self.rewards: list[float] = []  # of turns
         self.environment_seconds = 0.0
+        self.report = Report()
 
     async def answer(self, leaf: int, max_tokens: int | None = None) -> int:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin."""
@@ -248,9 +252,13 @@ class RunningEpisode:
         left = self.limits.response_tokens - (tokens - self.prompt_tokens)
         return left if self.limits.turn_tokens is None else min(left, self.limits.turn_tokens)
 
-    def check_turns(self) -> None:
+    def check_turns(self, *, user_turn: bool = False) -> None:
+        """Before an answer; or before the environment's, which is counted."""
         if self.limits.turns is not None and self.answers >= self.limits.turns:
             raise LimitReached(Ending.TURNS)
+        if user_turn and self.limits.user_turns is not None and self.user_turns >= self.limits.user_turns:
+            raise LimitReached(Ending.TURNS)
+        self.user_turns += user_turn
 
     def record(self) -> EpisodeRecord:
         writer = self.writer
@@ -262,4 +270,5 @@ class RunningEpisode:
             writer.rewritten,
             writer.branched,
             self.environment_seconds,
+            report=self.report,
         )

@@ -1,7 +1,7 @@
 """The process that the environments' processes are forked from, and such a process.
 
-The user's file is imported once, here. A process serves one episode at a time. When a call does not end in its time, an
-error is raised in it, and if that has no effect the driver kills the process. Processes that it leaves behind become
+The user's files are imported once, here. A process serves one episode at a time. When a call does not end in its time,
+an error is raised in it, and if that has no effect the driver kills the process. Processes that it leaves behind become
 children of this one, which kills them.
 """
 
@@ -16,26 +16,20 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from rloom.episodes.base import ACT, BEGIN, END, Environment, Setup
-from rloom.episodes.contracts import make_environment
+from rloom.episodes.base import ACT, BEGIN, END, Environment, Setup, ToolSchema
+from rloom.episodes.contracts.table import KEY, UserCode, load_code
+from rloom.episodes.stand_ins import install_stand_ins
 from rloom.errors import RloomError
 from rloom.interrupts import outlive_sigterm
-from rloom.plugins import load_plugin
 from rloom.rewards.framing import framed, read_frame, write_all
 from rloom.runtime.fork_server import end_with_parent
 
-KEY = "actor_rollout_ref.rollout.multi_turn.environment"
 NICENESS = 5  # generation gets most of a core that both want
 SET_CHILD_SUBREAPER = 36  # of prctl, on Linux
-
-
-class CallTimeout(Exception):
-    """A call took longer than its limit."""
 
 
 def main() -> None:
@@ -48,19 +42,19 @@ def main() -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
     setup: Setup = pickle.loads(read_frame(control.recv))
+    install_stand_ins()
     try:
-        made = load_plugin(KEY, setup.reference)
-        environment = make_environment(made, setup.kwargs, setup.limits)
-        answer: dict[str, Any] = {"tools": environment.tools}
+        code = load_code(setup)
+        tools = code.schemas()
     except Exception as error:
         reason = str(error) if isinstance(error, RloomError) else f"{KEY}={setup.reference}: {one_line(error)}"
         reply(control, {"failed": reason})
         return
-    reply(control, answer)
-    serve(control, setup, made)
+    reply(control, {"tools": tools})
+    serve(control, code, tools)
 
 
-def serve(control: socket.socket, setup: Setup, made: Any) -> None:
+def serve(control: socket.socket, code: UserCode, tools: tuple[ToolSchema, ...]) -> None:
     """Fork a process for every connection that the driver sends, until the driver ends."""
     children: set[int] = set()
     while True:
@@ -75,7 +69,7 @@ def serve(control: socket.socket, setup: Setup, made: Any) -> None:
                     control.close()
                     end_with_parent(server)
                     os.setsid()  # a kill of its process group ends what it has started
-                    serve_episodes(socket.socket(fileno=fds[0]), setup, made)
+                    serve_episodes(socket.socket(fileno=fds[0]), code, tools)
                 except (EOFError, OSError):
                     pass  # the driver closed the connection
                 except BaseException:
@@ -110,26 +104,27 @@ def kill_left_behind(children: set[int]) -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
-def serve_episodes(connection: socket.socket, setup: Setup, made: Any) -> None:
-    signal.signal(signal.SIGALRM, raise_timeout)
+def serve_episodes(connection: socket.socket, code: UserCode, tools: tuple[ToolSchema, ...]) -> None:
+    """`tools`: those that episodes have, unless their beginning says something else."""
     environment: Environment | None = None
     try:
         while True:
             what, *arguments = pickle.loads(read_frame(connection.recv))
             try:
-                with_limit = partial(limited, setup.limits.call_s)
+                answer: dict[str, Any]
                 if what == BEGIN:
-                    environment = with_limit(make_environment, made, setup.kwargs, setup.limits)
                     row, messages = arguments
-                    answer = {"messages": with_limit(environment.begin, row, messages)}
+                    environment = code.environment(row)
+                    answer = {"messages": environment.begin(row, messages)}
+                    answer["tools"] = None if environment.tools == tools else environment.tools
                 elif what == ACT:
                     assert environment is not None
-                    answer = with_limit(environment.act, *arguments).to_json()
+                    answer = environment.act(*arguments).to_json()
                 else:
                     assert what == END and environment is not None
-                    answer = {"reward": with_limit(environment.end)}
+                    answer = {"reward": environment.end(), **asdict(environment.report())}
                     ended, environment = environment, None
-                    with_limit(closed, ended)
+                    closed(ended)
             except Exception as error:  # of the user's code
                 answer = {"failed": one_line(error)}
             reply(connection, answer)
@@ -144,18 +139,6 @@ def closed(environment: Environment) -> None:
         environment.close()
     except Exception:
         traceback.print_exc()
-
-
-def limited(limit_s: float, function: Any, *arguments: Any) -> Any:
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        return function(*arguments)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def raise_timeout(number: int, frame: FrameType | None) -> None:
-    raise CallTimeout("it took longer than its limit")
 
 
 def reply(connection: socket.socket, answer: Mapping[str, Any]) -> None:

@@ -3,12 +3,12 @@
 | format | form | models |
 | --- | --- | --- |
 | hermes | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` | Qwen2.5, Qwen3, Hermes |
-| qwen3_coder | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` | Qwen3-Coder, Qwen3.5 |
+| qwen3_coder | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>` | Qwen3-Coder |
 | glm | `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>` | GLM 4.5 and later |
 | llama3_json | `{"name": ..., "parameters": {...}}`, the whole answer; several with `;` between them | Llama 3 |
 | mistral | `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` or `[TOOL_CALLS]NAME[ARGS]{...}` | Mistral |
 | gpt-oss | `... to=functions.NAME ...<|message|>{...}<|call|>` | gpt-oss |
-| gemma | a block `tool_code` with Python calls, or `call:NAME{KEY:VALUE}` between its tags | Gemma 3, 4, FunctionGemma |
+| gemma | a block `tool_code` with Python calls, or `call:NAME{KEY:VALUE}` between its tags | Gemma 3, 4 |
 | deepseek | `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` | DeepSeek V3, R1 |
 
 A call that cannot be read is an error with its reason, which the policy reads; nothing is filled in for it.

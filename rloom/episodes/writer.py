@@ -10,6 +10,7 @@ import torch
 from rloom.episodes.base import ToolCall, ToolSchema
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.template import Conversation, TurnTemplate
+from rloom.episodes.tool_calls import AUTO
 from rloom.errors import DataError
 from rloom.rollout.base import Completion
 from rloom.types import Message
@@ -22,6 +23,8 @@ class Texts:
     template: TurnTemplate
     decode: Callable[[Sequence[int]], str]  # without special tokens
     stop_texts: Mapping[int, str]  # stop token -> its text
+    decode_marked: Callable[[Sequence[int]], str] | None = None  # with special tokens, in which models write calls
+    call_format: str = AUTO  # of tool calls
 
 
 @dataclass
@@ -111,6 +114,15 @@ class EpisodeWriter:
 
     def text(self, answer: int) -> str:
         return str(self.episode.nodes[answer].messages[0]["content"])
+
+    def marked_text(self, answer: int) -> str | None:
+        """With special tokens; None: they change nothing."""
+        if self.texts.decode_marked is None:
+            return None
+        node = self.episode.nodes[answer]
+        tokens = node.tokens_L.tolist()
+        marked = self.texts.decode_marked(tokens[:-1] if node.finished else tokens)
+        return None if marked == self.text(answer) else marked
 
     def heard(self, leaf: int) -> list[Message]:
         """The messages up to this node, as an agent has them."""
