@@ -4,6 +4,7 @@ A key names one as `module:name` or `file.py:name`, or by the name that an insta
 point. Imports no torch.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.machinery
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
+from rloom.written_names import Definition, bound_names, defines_unseen_names
 
 T = TypeVar("T")
 Reference = str | Callable[..., Any]  # `module:name` is imported when it is called first
@@ -98,6 +100,28 @@ def load_plugin(key: str, reference: str) -> Any:
     return vars(module)[name]
 
 
+def check_reference(key: str, reference: str) -> None:
+    """The faults of a file.py:name or module:name that can be found without running it."""
+    place, _, name = reference.rpartition(":")
+    if not (place.endswith(".py") or "/" in place):
+        if importlib.util.find_spec(place.partition(".")[0]) is None:
+            raise ConfigError(
+                f"{key}={reference}: there is no module {place!r}; put its folder on PYTHONPATH, or name the file: "
+                f"./my_file.py:{name}"
+            )
+        return
+    file = plugin_file(key, reference, place)
+    try:
+        module = ast.parse(file.read_bytes(), str(file))
+    except (OSError, SyntaxError, ValueError) as error:  # ValueError: a null byte
+        raise not_loaded(key, reference, file, error) from error
+    bound = set(bound_names(module.body))
+    if name not in bound and not defines_unseen_names(module, bound):
+        own = [node.name for node in module.body if isinstance(node, Definition | ast.ClassDef)]
+        shown = ", ".join(name for name in own if not name.startswith("_")) or "no functions"
+        raise ConfigError(f"{key}={reference}: {place} has no {name!r}; it has {shown}")
+
+
 def load_module(key: str, reference: str, place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
@@ -109,9 +133,7 @@ def load_module(key: str, reference: str, place: str) -> ModuleType:
 
 
 def load_file(key: str, reference: str, place: str) -> ModuleType:
-    file = Path(place).expanduser().absolute()
-    if not file.is_file():
-        raise ConfigError(f"{key}={reference}: {file} does not exist; use FILE.py:NAME")
+    file = plugin_file(key, reference, place)
     name = f"rloom_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -123,11 +145,22 @@ def load_file(key: str, reference: str, place: str) -> ModuleType:
         loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(
-            f"{key}={reference}: {file} cannot be loaded ({type_and_message(error)}); correct it until `python {file}` "
-            "runs without an error"
-        ) from error
+        raise not_loaded(key, reference, file, error) from error
     return module
+
+
+def plugin_file(key: str, reference: str, place: str) -> Path:
+    file = Path(place).expanduser().absolute()
+    if not file.is_file():
+        raise ConfigError(f"{key}={reference}: {file} does not exist; use FILE.py:NAME")
+    return file
+
+
+def not_loaded(key: str, reference: str, file: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{key}={reference}: {file} cannot be loaded ({type_and_message(error)}); correct it until `python {file}` "
+        "runs without an error"
+    )
 
 
 def check_two_arguments(key: str, reference: str, found: Any, arguments: str, entry: str) -> None:

@@ -82,8 +82,8 @@ class NamedIn:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
-    def check(self, name: str) -> str:
-        if name not in self.table and not is_own(name, self.group):
+    def check(self, name: str | None) -> str | None:
+        if name is not None and name not in self.table and not is_own(name, self.group):
             raise PydanticCustomError("literal_error", "there is no such entry")
         return name
 

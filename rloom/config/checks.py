@@ -15,6 +15,7 @@ from rloom.config.derived import (
     RewardKinds,
     nearest_divisors,
     ranks_per_share,
+    reward_parts,
 )
 from rloom.config.effects import without_effect
 from rloom.config.engine_checks import (
@@ -29,9 +30,10 @@ from rloom.config.keys import value_at
 from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
 from rloom.config.sections import RolloutSection
+from rloom.episodes.kinds import episode_faults
 from rloom.errors import ConfigError
 from rloom.plugins import referenced
-from rloom.rewards.kinds import DEFAULT
+from rloom.rewards.kinds import always
 from rloom.runs.run_folder import flat_config
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ def check(config: Config, needs: Needs) -> list[str]:
     if faults:
         raise ConfigError("\n".join(faults))
     of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
-    own = (*config.one_behaviour, *kl_loss_notices(config), *unusual_notices(config))
+    own = (*config.one_behaviour, *kl_loss_notices(config), *reward_notices(config), *unusual_notices(config))
     return [*of_engines, *own, *unused.notices]
 
 
@@ -71,6 +73,18 @@ def kl_loss_notices(config: Config) -> Iterator[str]:
             f"actor_rollout_ref.actor.kl_loss_type={actor.kl_loss_type}: as a loss the gradient of this estimator has "
             "mean 0, so it does not keep the policy near the reference; use low_var_kl, or kl+ for the same value with "
             "the gradient of k2"
+        )
+
+
+def reward_notices(config: Config) -> Iterator[str]:
+    """The rewards of environments and agents, where another reward is the score."""
+    kinds, parts = RewardKinds.of(config), reward_parts(config)
+    own = kinds.every[kinds.default]
+    if own.is_default is not always and kinds.default not in {part.source for part in parts}:
+        others = " and ".join(kinds.every[part.source].switch for part in parts)
+        yield (
+            f"{others}: rewards of the episodes themselves are not in the score; to add them, set "
+            f"reward_model.composite.enable=True and +reward_model.composite.weights.{own.parts[0]}=1.0"
         )
 
 
@@ -100,6 +114,7 @@ def all_faults(config: Config, needs: Needs) -> list[str]:
         *with_source(by_workers, config),
         *replay_faults(config),
         *rollout_faults(config),
+        *episode_faults(config),
         *server_faults(config),
         *validation_faults(config),
         *dapo_faults(config),
@@ -461,7 +476,7 @@ def single_faults(config: Config) -> Iterator[str]:
         weights = " ".join(f"+reward_model.composite.weights.{kind.parts[0]}=0.5" for kind in alone)
         yield f"{keys} each set a reward; keep one, or mix them: reward_model.composite.enable=True {weights}"
     for name, kind in kinds.chosen.items():
-        if not kind.alone and name != DEFAULT:
+        if not kind.alone and kind.is_default is None:
             yield (
                 f"{kind.switch}={value_at(config, kind.switch)}: a {name} reward is a part of a mix; "
                 f"set reward_model.composite.enable=True and +reward_model.composite.weights.{kind.parts[0]}=0.1"
@@ -488,7 +503,7 @@ def composite_faults(config: Config) -> Iterator[str]:
                 yield f"{key}.{name}: another part is computed by the same {kinds.every[source].switch}; keep one"
             used.add(source)
     for source, kind in kinds.chosen.items():
-        if source not in used and source != DEFAULT:
+        if source not in used and kind.is_default is None:
             yield f"{kind.switch} is set, but no weight uses it; add it to {key}, or remove the key"
     weights = [given.weight if isinstance(given, PartWeight) else given for given in section.weights.values()]
     if weights and not any(weights):

@@ -22,7 +22,7 @@ from rloom.config.base import GIVEN_IN_PYTHON
 from rloom.config.reward_sections import PartWeight
 from rloom.config.schema import Actor, Config, Critic
 from rloom.plugins import installed, is_own, unknown_entry
-from rloom.rewards.kinds import DEFAULT, PARTS, RewardKind, kinds_of
+from rloom.rewards.kinds import PARTS, RewardKind, kinds_of
 
 
 def nearest_divisors(whole: int, wanted: int) -> str:
@@ -110,11 +110,15 @@ class RewardKinds:
 
     every: Mapping[str, RewardKind]
     chosen: Mapping[str, RewardKind]
+    default: str  # the kind of a run in which none is set
 
     @classmethod
     def of(cls, config: Config) -> "RewardKinds":
         every = with_named_functions(config, kinds_of(config.reward_model.kinds))
-        return cls(every, {name: kind for name, kind in every.items() if kind.is_set(config)})
+        chosen = {name: kind for name, kind in every.items() if kind.is_set(config)}
+        return cls(
+            every, chosen, next(name for name, kind in every.items() if kind.is_default and kind.is_default(config))
+        )
 
     @property
     def part_names(self) -> list[str]:
@@ -150,7 +154,7 @@ def reward_parts(config: Config) -> list[RewardPart]:
     """The parts of the reward of a run. `config` has passed `check`."""
     reward, kinds = config.reward_model, RewardKinds.of(config)
     if not reward.composite.enable:
-        only = next(iter(kinds.alone), DEFAULT)
+        only = next(iter(kinds.alone), kinds.default)
         kind = kinds.every[only]
         return [RewardPart(kind.parts[0], only, kind, normalize=reward.normalize)]
     parts = []

@@ -8,7 +8,7 @@ row of the table names.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from typing import Any
 
@@ -18,6 +18,8 @@ from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import Key, all_keys, value_at
 from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config, PolicyLossSection
+from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, MULTI_TURN, OWN_KEY, EpisodeKind, episode_kind
+from rloom.episodes.kinds import KINDS as EPISODES
 from rloom.extras import TRACKERS
 from rloom.tables import read_table
 
@@ -42,6 +44,10 @@ class RunFacts:
     @property
     def critic_workers(self) -> int:
         return self.config.workers_of("critic")
+
+    @cached_property
+    def episodes(self) -> EpisodeKind | None:
+        return episode_kind(self.config)
 
     @property
     def has_named_tracker(self) -> bool:
@@ -255,6 +261,35 @@ def reward_model_rules() -> list[EffectRule]:
     ]
 
 
+def episode_rules() -> Iterator[EffectRule]:
+    """The keys of episodes of several turns: those that some kinds read, and those that all read."""
+    selecting = {key for kind in EPISODES.values() for key in kind.keys} | {OWN_KEY}
+    reading = {name: {*kind.reads, *kind.keys} for name, kind in EPISODES.items()}
+    some = dict.fromkeys(key for keys in reading.values() for key in keys if key not in selecting)
+    for key in some:
+        readers = [kind for name, kind in EPISODES.items() if key in reading[name]]
+        ways = " or ".join(key for kind in readers for key in kind.keys)
+        yield EffectRule(
+            [key],
+            partial(is_read_in_episodes, key),
+            f"it is read only with {' or '.join(kind.title for kind in readers)}; set {ways}",
+            error=True,
+        )
+    every = [path for path in all_keys() if path.startswith((f"{MULTI_TURN}.", f"{AGENT}."))]
+    yield EffectRule(
+        [path for path in every if path not in selecting and path not in some],
+        lambda run: run.episodes is not None,
+        f"answers have one turn; set {ENVIRONMENT_KEY}, or the key of tools or an agent",
+        error=True,
+    )
+
+
+def is_read_in_episodes(key: str, run: RunFacts) -> bool:
+    """A user's own kind may read every key."""
+    kind = run.episodes
+    return kind is not None and (OWN_KEY in kind.keys or key in kind.reads)
+
+
 MADE_HERE: Mapping[str, Callable[[], Iterable[EffectRule]]] = {
-    rows.__name__: rows for rows in (switch_rules, setting_rules, reward_model_rules, pass_rules)
+    rows.__name__: rows for rows in (switch_rules, setting_rules, reward_model_rules, pass_rules, episode_rules)
 }

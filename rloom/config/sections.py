@@ -5,6 +5,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from rloom.config.base import EMBEDDED_NAME, NamedIn, PassKeys, PassSection, Section, Switch, key, names_code, section
+from rloom.episodes.kinds import ENVIRONMENT_GROUP, ENVIRONMENTS
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 from rloom.tables import read_table
 
@@ -352,8 +353,14 @@ class ValKwargs(Section):
     do_sample: bool = key(False, "False: greedy at any temperature.")
 
 
-class MultiTurn(Section):
-    environment: str | None = key(
+class MultiTurnSection(Section):
+    kind: str | None = key(
+        None,
+        "Your own kind of episodes: an EpisodeKind as file.py:name or module:name, or the name that an installed "
+        "package registers as an entry point of rloom.episode_kinds. null: the kind follows from the other keys.",
+        needs_consent=bool,
+    )
+    environment: Annotated[str | None, NamedIn(ENVIRONMENTS, ENVIRONMENT_GROUP)] = key(
         None,
         "What answers the policy between its turns: the name of an environment of rloom, or your own class or list of "
         "functions as file.py:name or module:name. null: one turn, unless tools or an agent are set.",
@@ -501,7 +508,7 @@ class RolloutSection(PassSection):
         "TorchLlmArgs.",
         needs_consent=bool,  # generate() of transformers takes code as custom_generate
     )
-    multi_turn: MultiTurn = section(MultiTurn, "Several turns: an environment or tools between answers.")
+    multi_turn: MultiTurnSection = section(MultiTurnSection, "Several turns: an environment or tools between answers.")
     agent: AgentSection = section(AgentSection, "Several turns: an agent that asks the policy for its answers.")
     server: ServerSection = section(
         ServerSection, "Inference servers, for name=vllm, sglang and trtllm.", same_run=True

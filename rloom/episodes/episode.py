@@ -34,7 +34,7 @@ class Node:
     calls: tuple[ToolCall, ...] = ()  # if not sampled: of the answer before
     reward: float | None = None  # if sampled: for this turn
     seconds: float = 0.0  # of generation, or of the environment
-    shown: Message | None = None  # if sampled: the message that an agent received
+    shown: tuple[Message, ...] | None = None  # the messages as an agent has them, if it has others
     experts_PMK: Tensor | None = None  # if sampled and routing is replayed: of all tokens of the path
 
 

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from rloom.episodes.agents.process import AgentSetup
 from rloom.episodes.base import ACT, BEGIN, END, Limits, Observation, Report, Setup, ToolSchema
 from rloom.errors import RewardError
 from rloom.import_path import child_command
@@ -39,15 +40,23 @@ class EnvironmentProcess:
     async def call(self, request: Sequence[Any], limit_s: float) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(limit_s):
-                if self.reader is None or self.writer is None:
-                    self.reader, self.writer = await asyncio.open_connection(sock=self.connection)
-                self.writer.write(framed(pickle.dumps(tuple(request), protocol=pickle.HIGHEST_PROTOCOL)))
-                (length,) = _LENGTH.unpack(await self.reader.readexactly(_LENGTH.size))
-                if length > LONGEST_REPLY:
-                    raise EnvironmentFailed(f"a reply of {length:,} bytes; at most {LONGEST_REPLY:,} are read")
-                found: Mapping[str, Any] = json.loads(await self.reader.readexactly(length))
+                await self.send(request)
+                return await self.receive()
         except TimeoutError:
             raise EnvironmentFailed(f"no answer after {limit_s - KILL_GRACE_S:g} s; its process was killed") from None
+
+    async def send(self, request: Sequence[Any]) -> None:
+        if self.reader is None or self.writer is None:
+            self.reader, self.writer = await asyncio.open_connection(sock=self.connection)
+        self.writer.write(framed(pickle.dumps(tuple(request), protocol=pickle.HIGHEST_PROTOCOL)))
+
+    async def receive(self) -> Mapping[str, Any]:
+        assert self.reader is not None
+        try:
+            (length,) = _LENGTH.unpack(await self.reader.readexactly(_LENGTH.size))
+            if length > LONGEST_REPLY:
+                raise EnvironmentFailed(f"a reply of {length:,} bytes; at most {LONGEST_REPLY:,} are read")
+            found: Mapping[str, Any] = json.loads(await self.reader.readexactly(length))
         except (asyncio.IncompleteReadError, OSError):
             raise EnvironmentFailed("its process ended") from None
         if "failed" in found:
@@ -67,7 +76,7 @@ class EnvironmentProcess:
 class EnvironmentPool:
     """At most `most` processes at a time. A process that failed is killed, others are used again."""
 
-    def __init__(self, setup: Setup, most: int) -> None:
+    def __init__(self, setup: Setup | AgentSetup, most: int) -> None:
         self.setup = setup
         self.control, theirs = socket.socketpair()
         with theirs:
@@ -84,6 +93,10 @@ class EnvironmentPool:
 
     def load(self) -> tuple[ToolSchema, ...]:
         """Wait until the user's file is loaded, and return the tools. Blocks."""
+        return tuple(self.loaded()["tools"])
+
+    def loaded(self) -> Mapping[str, Any]:
+        """What the process tells of the user's file."""
         self.control.settimeout(LOAD_LIMIT_S)
         self.control.sendall(framed(pickle.dumps(self.setup, protocol=pickle.HIGHEST_PROTOCOL)))
         with self.control.makefile("rb") as received:
@@ -92,7 +105,8 @@ class EnvironmentPool:
         if "failed" in found:
             self.close()
             raise RewardError(found["failed"])
-        return tuple(found["tools"])
+        loaded: Mapping[str, Any] = found
+        return loaded
 
     async def process(self) -> EnvironmentProcess:
         if self.free:
@@ -109,6 +123,7 @@ class EnvironmentPool:
         """An environment that is to begin. Its process is used again if the episode was ended, else killed."""
         async with self.places:
             process = await self.process()
+            assert isinstance(self.setup, Setup)
             episode = RunningEnvironment(process, self.setup.limits)
             try:
                 yield episode
@@ -118,6 +133,16 @@ class EnvironmentPool:
                 else:
                     self.killed += 1
                     process.kill()
+
+    @contextlib.asynccontextmanager
+    async def forked(self) -> AsyncIterator[EnvironmentProcess]:
+        """A process for one episode, which is killed at its end, with all that it has started."""
+        async with self.places:
+            process = await self.process()
+            try:
+                yield process
+            finally:
+                process.kill()
 
     async def end(self) -> None:
         """End all processes. In the event loop that used them."""

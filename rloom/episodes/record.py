@@ -1,7 +1,7 @@
 """A finished episode, as rewards, training and metrics read it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,6 +33,7 @@ class EpisodeRecord:
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
     environment_seconds: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)  # of an agent's requests; a metric each
     report: Report = field(default_factory=Report)  # of the environment, at the end
 
     @property
@@ -104,6 +105,7 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     count = max(len(records), 1)
     endings = Counter(record.ending for record in records)
     calls = [call for record in records for node in record.episode.nodes for call in node.calls]
+    counted = sorted({name for record in records for name in record.counts})
     return {
         "episode/turns/mean": sum(record.turns for record in records) / count,
         "episode/turns/max": float(max((record.turns for record in records), default=0)),
@@ -114,6 +116,7 @@ def episode_metrics(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         "episode/branched": sum(record.branched for record in records) / count,
         **environment_metrics(records),
         **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending] / count for ending in Ending},
+        **{f"episode/{name}": sum(record.counts.get(name, 0) for record in records) / count for name in counted},
     }
 
 

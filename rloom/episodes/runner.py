@@ -7,9 +7,9 @@ puts completions there, so tools run while other episodes decode.
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -89,7 +89,7 @@ class Turns:
         with self.changed:
             self.unfinished[share] -= 1
             answer = self.sent[share][index]
-        with suppress(asyncio.InvalidStateError):
+        with suppress(InvalidStateError):  # cancelled: nobody waits for it
             answer.set_result(completion)
 
     def take_finished(self) -> list[tuple[int, EpisodeRecord]]:
@@ -223,24 +223,27 @@ class RunningEpisode:
         self.failure: str | None = None
         self.reward: float | None = None
         self.rewards: list[float] = []  # of turns
+        self.counts: Counter[str] = Counter()  # of an agent's requests; a metric each
         self.environment_seconds = 0.0
         self.report = Report()
 
-    async def answer(self, leaf: int, max_tokens: int | None = None) -> int:
-        """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin."""
+    async def answer(self, leaf: int, max_tokens: int | None = None, stops: Sequence[str] = ()) -> int:
+        """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin.
+
+        `max_tokens` and `stops` are the agent's: an answer that ends there has not reached a limit of the episode.
+        """
         self.check_turns()
         tokens = self.writer.episode.tokens(leaf)
-        budget = self.budget(len(tokens))
-        if max_tokens is not None:
-            budget = min(budget, max_tokens)
-        if budget <= 0:
+        limit = self.budget(len(tokens))
+        if limit <= 0:
             raise LimitReached(Ending.TOKENS)
+        budget = limit if max_tokens is None else min(limit, max_tokens)
         seed, self.answers = self.row.seed(self.answers), self.answers + 1
         request = Request(tuple(tokens), replace(self.sampling, max_new_tokens=budget), seed)
         began = time.monotonic()
         completion = await self.turns.generate(self.row.share, request)
-        node = self.writer.answer(leaf, completion, time.monotonic() - began)
-        if not completion.finished and max_tokens is None:
+        node = self.writer.answer(leaf, completion, time.monotonic() - began, stops)
+        if not self.writer.episode.nodes[node].finished and budget == limit:
             by_turn = self.limits.turn_tokens is not None and len(completion.tokens_L) >= self.limits.turn_tokens
             raise LimitReached(Ending.TURN_TOKENS if by_turn else Ending.TOKENS, node)
         return node
@@ -249,7 +252,7 @@ class RunningEpisode:
         """Tokens that the next answer may have, after a branch of so many."""
         if self.prompt_tokens is None:
             self.prompt_tokens = tokens
-        left = self.limits.response_tokens - (tokens - self.prompt_tokens)
+        left = min(self.limits.response_tokens, self.limits.response_tokens - (tokens - self.prompt_tokens))
         return left if self.limits.turn_tokens is None else min(left, self.limits.turn_tokens)
 
     def check_turns(self, *, user_turn: bool = False) -> None:
@@ -270,5 +273,6 @@ class RunningEpisode:
             writer.rewritten,
             writer.branched,
             self.environment_seconds,
-            report=self.report,
+            self.counts,
+            self.report,
         )

@@ -14,12 +14,14 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent, load_agent
 from rloom.episodes.base import ACT, BEGIN, END, Environment, Setup, ToolSchema
 from rloom.episodes.contracts.table import KEY, UserCode, load_code
 from rloom.episodes.stand_ins import install_stand_ins
@@ -41,8 +43,11 @@ def main() -> None:
     os.dup2(null, 0)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
-    setup: Setup = pickle.loads(read_frame(control.recv))
+    setup: Setup | AgentSetup = pickle.loads(read_frame(control.recv))
     install_stand_ins()
+    if isinstance(setup, AgentSetup):
+        main_of_agents(control, setup)
+        return
     try:
         code = load_code(setup)
         tools = code.schemas()
@@ -51,10 +56,34 @@ def main() -> None:
         reply(control, {"failed": reason})
         return
     reply(control, {"tools": tools})
-    serve(control, code, tools)
+    serve(control, partial(serve_episodes, code=code, tools=tools))
 
 
-def serve(control: socket.socket, code: UserCode, tools: tuple[ToolSchema, ...]) -> None:
+def main_of_agents(control: socket.socket, setup: AgentSetup) -> None:
+    try:
+        agent = load_agent(setup)
+    except Exception as error:
+        reply(control, {"failed": str(error) if isinstance(error, RloomError) else one_line(error)})
+        return
+    reply(control, {"by_url": agent.by_url, "loops": agent.loops})
+    serve(control, partial(serve_agent, agent=agent))
+
+
+def serve_agent(connection: socket.socket, agent: LoadedAgent) -> None:
+    """One episode. The driver kills the process after its reply."""
+    what, task = pickle.loads(read_frame(connection.recv))
+    assert what == RUN
+    try:
+        answer = {RESULT: agent.run(connection, task)}
+    except AgentFailed as failed:
+        answer = {FAILED: str(failed)}
+    except BaseException as error:  # of the user's code, which may also exit
+        answer = {FAILED: one_line(error)}
+    reply(connection, answer)
+    connection.recv(1)
+
+
+def serve(control: socket.socket, serve_one: Callable[[socket.socket], None]) -> None:
     """Fork a process for every connection that the driver sends, until the driver ends."""
     children: set[int] = set()
     while True:
@@ -69,7 +98,7 @@ def serve(control: socket.socket, code: UserCode, tools: tuple[ToolSchema, ...])
                     control.close()
                     end_with_parent(server)
                     os.setsid()  # a kill of its process group ends what it has started
-                    serve_episodes(socket.socket(fileno=fds[0]), code, tools)
+                    serve_one(socket.socket(fileno=fds[0]))
                 except (EOFError, OSError):
                     pass  # the driver closed the connection
                 except BaseException:

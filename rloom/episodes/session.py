@@ -1,20 +1,27 @@
 """An episode whose agent asks for its answers: over HTTP (the gateway), or with tokens (an agent loop).
 
 The agent sends the whole history with every request. What of it is recorded already is found, and the answer is
-generated after the recorded tokens.
+generated after the recorded tokens. Requests may run at the same time.
 """
 
+import asyncio
 import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Node
+from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached, RunningEpisode
-from rloom.episodes.tool_calls import parse_tool_calls, without_calls
+from rloom.episodes.tool_calls import parse_tool_calls, split_reasoning, without_calls
 from rloom.types import Message
+
+ENDED = 65536  # sessions whose end is remembered
+# counts of one episode's requests: refused ones, answers that no client received, ignored sampling parameters
+REFUSED, DROPPED, IGNORED = "refused_requests", "dropped_answers", "ignored_sampling"
 
 
 @dataclass(frozen=True)
@@ -23,12 +30,14 @@ class AgentAnswer:
 
     id: str  # `set_reward` names it
     node: Node
-    prompt_tokens: int
+    prompt: tuple[int, ...]  # the tokens before it
+    stop: str | None = None  # which of the request's texts ended it
 
     @property
     def message(self) -> Message:
+        """OpenAI's form, with the reasoning as `reasoning_content`."""
         assert self.node.shown is not None
-        return self.node.shown
+        return self.node.shown[0]
 
 
 class AgentSession:
@@ -36,73 +45,123 @@ class AgentSession:
 
     def __init__(self, run: RunningEpisode) -> None:
         self.run = run
-        self.id, self.key = secrets.token_hex(8), f"rloom-{secrets.token_hex(16)}"
+        self.id, self.key = secrets.token_hex(16), f"rloom-{secrets.token_hex(16)}"
         self.nodes: dict[str, int] = {}  # id of an answer -> its node
+        self.instructed: set[str] = set()  # answers to requests whose first message belongs to them alone
         self.closed = False
+        self._calls = count()
+        self._given: dict[str | None, float] = {}  # rewards: of answers, and of the episode (None)
+        self._requests: set[asyncio.Task[object]] = set()
+        run.counts.update(dict.fromkeys((REFUSED, DROPPED, IGNORED), 0))
 
     async def chat(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), max_tokens: int | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        max_tokens: int | None = None,
+        *,
+        stops: Sequence[str] = (),
+        reads_calls: bool = True,
     ) -> AgentAnswer:
-        """DataError: the messages cannot be answered. LimitReached: no further answer is possible."""
+        """DataError: the messages cannot be answered. LimitReached: no further answer is possible.
+
+        `stops`: texts that end the answer, and are not shown. `reads_calls`: calls of `tools` are apart from the text.
+        Cancelled, it records no answer.
+        """
         run, writer = self.run, self.run.writer
         leaf = writer.read(messages, tools)
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
         try:
-            node = await run.answer(leaf, max_tokens)
+            node = await run.answer(leaf, max_tokens, stops)
+            run.ending = Ending.DONE  # an agent may go on after a limit, with a shorter history
         except LimitReached as reached:
             run.ending = reached.ending
             if reached.answer is None:
                 raise
             node = reached.answer
+        except asyncio.CancelledError:
+            run.counts[DROPPED] += not self.closed
+            raise
+        finally:
+            self._requests.discard(task)
         name = f"{self.id}-{node}"
         self.nodes[name] = node
-        writer.episode.replace(node, shown=shown_message(writer.text(node), name))
-        answer = writer.episode.nodes[node]
-        return AgentAnswer(name, answer, len(writer.episode.tokens(leaf)))
+        text, stop = before_stop(writer.texts.template.opening + writer.text(node), stops)
+        writer.episode.replace(node, shown=(self.shown_message(text, reads_calls and bool(tools)),))
+        return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
+
+    def shown_message(self, text: str, reads_calls: bool) -> Message:
+        reasoning, text = split_reasoning(text)
+        calls = [call for call in parse_tool_calls(text) if call.error is None] if reads_calls else []
+        shown: dict[str, object] = {"role": "assistant", "content": without_calls(text) if calls else text}
+        if reasoning:
+            shown["reasoning_content"] = reasoning
+        if calls:
+            shown["tool_calls"] = [
+                {
+                    # templates may write it: equal in every run, and nine letters and digits, which Mistral's demand
+                    "id": f"call{next(self._calls):05}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
+                for call in calls
+            ]
+        return shown
 
     def set_reward(self, reward: float, answer: str | None = None) -> None:
-        """Of the episode; or of one answer, placed at its last token. KeyError: there is no such answer."""
-        if answer is None:
-            self.run.reward = reward
-        else:
+        """Of the episode, or of one answer, placed at its last token; a later one replaces it. The reward of the
+        episode is the sum. KeyError: there is no such answer."""
+        if answer is not None:
             self.run.writer.episode.replace(self.nodes[answer], reward=reward)
+        self._given[answer] = reward
+        self.run.reward = sum(self._given.values())
+
+    def close(self) -> None:
+        """Requests that still run are cancelled: nothing is added to a finished episode."""
+        self.closed = True
+        self.run.counts[DROPPED] += len(self._requests)
+        for request in self._requests:
+            request.cancel()
 
 
-def shown_message(text: str, answer: str) -> Message:
-    """OpenAI's form: the calls of tools are apart from the text."""
-    calls = [call for call in parse_tool_calls(text) if call.error is None]
-    if not calls:
-        return {"role": "assistant", "content": text}
-    return {
-        "role": "assistant",
-        "content": without_calls(text),
-        "tool_calls": [
-            {
-                "id": f"call_{answer}-{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
-            }
-            for number, call in enumerate(calls)
-        ],
-    }
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The text before the first of the stop texts in it, and that one."""
+    found = [(text.find(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return text, None
+    place, stop = min(found)
+    return text[:place], stop
 
 
 @dataclass
 class Sessions:
-    """The sessions of running episodes."""
+    """The sessions of running episodes.
 
+    `prompt_tokens`: the longest prompt of the run. A branch of an agent's episode may have so many tokens and those of
+    a response; without it, the first request of an episode determines what its prompt is.
+    """
+
+    prompt_tokens: int | None = None
     by_id: dict[str, AgentSession] = field(default_factory=dict)
     by_key: dict[str, AgentSession] = field(default_factory=dict)
+    ended: dict[str, Ending] = field(default_factory=dict)  # id or key -> why the episode ended
 
     @contextmanager
     def open(self, run: RunningEpisode) -> Iterator[AgentSession]:
         """Requests that arrive after the end are refused."""
         session = AgentSession(run)
+        run.prompt_tokens = self.prompt_tokens
         self.by_id[session.id] = self.by_key[session.key] = session
         try:
             yield session
         finally:
-            session.closed = True
+            session.close()
             del self.by_id[session.id], self.by_key[session.key]
+            self.ended |= dict.fromkeys((session.id, session.key), run.ending)
+            while len(self.ended) > 2 * ENDED:
+                del self.ended[next(iter(self.ended))]
 
     def find(self, id: str | None, key: str | None) -> AgentSession | None:
         """By the address, else by the key."""

@@ -87,6 +87,15 @@ def blank(found: re.Match[str]) -> str:
     return " " * len(found[0])
 
 
+THINKING = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """(reasoning, the rest) of an answer. Example: split_reasoning("<think>hm</think>7") is ("hm", "7")."""
+    reasoning = "\n".join(found[1].strip() for found in THINKING.finditer(text))
+    return reasoning, THINKING.sub("", text).strip() if reasoning or THINKING.search(text) else text
+
+
 def argument_types(tools: Sequence[ToolSchema]) -> Types:
     functions = [tool["function"] for tool in tools if "function" in tool]
     return {one["name"]: (one.get("parameters") or {}).get("properties") or {} for one in functions}

@@ -16,6 +16,7 @@ from rloom.config.schema import Config, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
+from rloom.episodes.kinds import ENVIRONMENT_KEY, environment_reference, episode_kind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
 from rloom.gpus import CHOICE, has_no_gpu, smallest_memory, visible_gpus
@@ -25,7 +26,7 @@ from rloom.launch.model_sources import critic_source, policy_source, reward_sour
 from rloom.models.source import ModelSource, check_folder, read_config
 from rloom.plan.disk import DiskPlan, disk_plan, roles_text, sft_disk_plan, size_text
 from rloom.plan.make import is_counted, with_offload
-from rloom.plugins import referenced
+from rloom.plugins import check_reference, referenced
 from rloom.rewards.user_function import check_source
 from rloom.runtime.nodes import no_ray
 from rloom.runtime.placement import WorkerLayout
@@ -67,6 +68,7 @@ def check_early(config: Config, *, critic: bool) -> None:
     check_engine_installed(config.actor_rollout_ref.rollout)
     run_directory(config)
     check_reward_function(config)
+    check_episodes(config)
     for source in model_sources(config, critic=critic):
         check_folder(source)
     check_split(config, critic=critic)
@@ -247,6 +249,18 @@ def check_reward_function(config: Config) -> None:
     if given.path is not None and given.path != GIVEN_IN_PYTHON:
         whole_groups = config.reward_model.reward_manager == "batch"
         check_source(str(expand(given.path)), given.name, given.reward_kwargs, whole_groups=whole_groups)
+
+
+def check_episodes(config: Config) -> None:
+    kind = episode_kind(config)
+    if kind is not None and kind.check is not None:
+        referenced(kind.check)(config)
+
+
+def check_environment(config: Config) -> None:
+    name = config.actor_rollout_ref.rollout.multi_turn.environment
+    assert name is not None
+    check_reference(ENVIRONMENT_KEY, environment_reference(name))
 
 
 def model_sources(config: Config, *, critic: bool) -> Iterator[ModelSource]:

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from importlib.util import find_spec
 
 from transformers import PreTrainedTokenizerBase
 
 from rloom.config.schema import Config
 from rloom.episodes.base import Limits, Setup
+from rloom.episodes.kinds import environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
-from rloom.episodes.runner import EnvironmentDriver, EpisodeRunner
+from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
+from rloom.plugins import referenced
 from rloom.rewards.base import ScoringUnit
 from rloom.types import SampleGroup, Score
 
@@ -44,25 +45,37 @@ def environment_reward(config: Config) -> EnvironmentReward:
     return EnvironmentReward()
 
 
-def environment_reference(name: str) -> str:
-    """file.py:name or module:name of an environment, which may be one of rloom's."""
-    if ":" in name:
-        return name
-    module = f"rloom.environments.{name}"
-    assert find_spec(module) is not None
-    return f"{module}:{''.join(part.capitalize() for part in name.split('_'))}"
+def environment_driver(config: Config, texts: Texts, limits: Limits) -> EnvironmentDriver:
+    keys = config.actor_rollout_ref.rollout.multi_turn
+    assert keys.environment is not None
+    setup = Setup(environment_reference(keys.environment), keys.environment_kwargs, limits)
+    pool = EnvironmentPool(setup, keys.max_environments)
+    return EnvironmentDriver(pool, pool.load())
 
 
 @contextmanager
 def open_episodes(
     config: Config, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]
 ) -> Iterator[EpisodeRunner | None]:
-    """None: the run has answers of one turn."""
-    keys = config.actor_rollout_ref.rollout.multi_turn
-    if keys.environment is None:
+    """None: answers have one turn."""
+    kind = episode_kind(config)
+    if kind is None:
         yield None
         return
-    limits = Limits(
+    texts = Texts(
+        TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template),
+        lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
+        {token: tokenizer.decode([token]) for token in stop_ids},
+    )
+    limits = limits_of(config)
+    driver: Driver = referenced(kind.build)(config, texts, limits)
+    with closing(EpisodeRunner(driver, texts, limits)) as runner:
+        yield runner
+
+
+def limits_of(config: Config) -> Limits:
+    keys = config.actor_rollout_ref.rollout.multi_turn
+    return Limits(
         response_tokens=config.data.max_response_length,
         turns=keys.max_assistant_turns,
         turn_tokens=keys.max_turn_length,
@@ -72,13 +85,3 @@ def open_episodes(
         episode_s=keys.episode_timeout_s,
         parallel_calls=keys.max_parallel_calls,
     )
-    setup = Setup(environment_reference(keys.environment), keys.environment_kwargs, limits)
-    pool = EnvironmentPool(setup, keys.max_environments)
-    tools = pool.load()
-    texts = Texts(
-        TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template),
-        lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
-        {token: tokenizer.decode([token]) for token in stop_ids},
-    )
-    with closing(EpisodeRunner(EnvironmentDriver(pool, tools), texts, limits)) as runner:
-        yield runner

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rloom.episodes.kinds import ENVIRONMENT_KEY, episode_kind
 from rloom.errors import ConfigError
 from rloom.plugins import Reference, is_own, resolve_kind
 from rloom.rewards.judge.settings import PROVIDERS, address_in
@@ -48,6 +49,7 @@ class RewardKind:
     switch: str = OWN_KEY  # the key that selects it
     is_set: Callable[[Any], bool] = always  # of a configuration
     alone: bool = True  # it can be the only reward; otherwise it is a part of a mix
+    is_default: Callable[[Any], bool] | None = None  # it is the reward where no other is set; the first one counts
     section: str | None = None  # keys that only this kind reads
     title: str | None = None  # in train.sh's sentence about the reward
     by_data_source: bool = False  # every row needs a data_source with a rule
@@ -70,11 +72,21 @@ KINDS: Mapping[str, RewardKind] = {
         every_machine=True,
         runs_user_code=True,
     ),
-    "rules": RewardKind(  # used where nothing else is set
+    "environment": RewardKind(
+        parts=("environment_score",),
+        build="rloom.launch.episodes:environment_reward",
+        switch=ENVIRONMENT_KEY,
+        is_set=lambda config: episode_kind(config) is not None,
+        alone=False,
+        is_default=lambda config: (kind := episode_kind(config)) is not None and kind.rewards,
+        title="environment",
+    ),
+    "rules": RewardKind(
         parts=("rule_score",),
         build="rloom.launch.rewards:rules",
         switch="rules need no key",
         alone=False,
+        is_default=always,
         by_data_source=True,
         check_prompts="rloom.launch.rewards:check_rules",
         every_machine=True,
@@ -115,13 +127,6 @@ KINDS: Mapping[str, RewardKind] = {
         title="reward servers",
         server=ServerTraits(lambda config, environment: True, lambda config: INSTEAD),
     ),
-    "environment": RewardKind(
-        parts=("environment_score",),
-        build="rloom.launch.episodes:environment_reward",
-        switch="actor_rollout_ref.rollout.multi_turn.environment",
-        is_set=lambda config: config.actor_rollout_ref.rollout.multi_turn.environment is not None,
-        title="environment",
-    ),
     "format": RewardKind(
         parts=("format_score",),
         build="rloom.launch.rewards:format_rule",
@@ -130,7 +135,6 @@ KINDS: Mapping[str, RewardKind] = {
         alone=False,
     ),
 }
-DEFAULT = "rules"
 PARTS = tuple(dict.fromkeys(part for kind in KINDS.values() for part in kind.parts))
 
 

@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -19,6 +19,7 @@ from rloom.import_path import add_folder_of
 from rloom.rewards import helpers
 from rloom.rewards.base import Style
 from rloom.types import Sample, SampleGroup, Score
+from rloom.written_names import Definition, bound_names, defines_unseen_names
 
 MODULE_NAME = "rloom_custom_reward"
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -27,8 +28,6 @@ QUERY_ARGUMENTS = ("queries", "prompts", "labels")  # lists
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 NAMES = {Style.ANSWER: ARGUMENTS, Style.GROUP: GROUP_ARGUMENTS, Style.QUERIES: QUERY_ARGUMENTS}
 TRL_ONLY = ("trainer_state", "environments")  # objects of TRL's trainer
-DEFINE_BY_NAME = {"exec", "globals", "setattr", "vars"}  # a file with one of them may define names unseen in its text
-Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def check_source(path: str, name: str, reward_kwargs: Mapping[str, Any], *, whole_groups: bool) -> None:
@@ -38,8 +37,8 @@ def check_source(path: str, name: str, reward_kwargs: Mapping[str, Any], *, whol
         module = ast.parse(file.read_bytes(), str(file))
     except (OSError, SyntaxError, ValueError) as error:  # ValueError: a null byte
         raise _cannot_load(path, file, error) from error
-    bound = list(_bound_names(module.body))
-    if name not in bound and name not in helpers.__all__ and not _defines_unseen_names(module, bound):
+    bound = list(bound_names(module.body))
+    if name not in bound and name not in helpers.__all__ and not defines_unseen_names(module, bound):
         own = [node.name for node in module.body if isinstance(node, Definition) and not node.name.startswith("_")]
         raise _no_function(path, name, own)
     found = [node for node in module.body if isinstance(node, Definition) and node.name == name]
@@ -48,28 +47,6 @@ def check_source(path: str, name: str, reward_kwargs: Mapping[str, Any], *, whol
         shown = f"({ast.unparse(found[0].args)}){returned}"
         style = _style(_written_signature(found[0].args), whole_groups)
         _check_signature(_written_signature(found[0].args), f"{_subject(name)}{shown} in {path}", reward_kwargs, style)
-
-
-def _defines_unseen_names(module: ast.Module, bound: Sequence[str]) -> bool:
-    return "*" in bound or any(
-        isinstance(node, ast.Global) or (isinstance(node, ast.Name) and node.id in DEFINE_BY_NAME)
-        for node in ast.walk(module)
-    )
-
-
-def _bound_names(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """The names that statements of a module bind, those in `if`, `try` and loops too; `*` for an import of all."""
-    for statement in body:
-        if isinstance(statement, Definition | ast.ClassDef):
-            yield statement.name
-            continue
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                yield node.id
-            elif isinstance(node, ast.alias):
-                yield node.asname or node.name.partition(".")[0]
-            elif isinstance(node, Definition | ast.ClassDef):
-                yield node.name
 
 
 def _written_signature(arguments: ast.arguments) -> Signature:

@@ -21,7 +21,7 @@ from rloom.extras import TRACKERS
 from rloom.gpus import has_uncounted_gpu, visible_gpus
 from rloom.language import translate
 from rloom.plugins import referenced
-from rloom.rewards.kinds import DEFAULT, KINDS, OWN_KEY
+from rloom.rewards.kinds import KINDS, OWN_KEY
 
 MAX_WORKERS, MAX_PROMPTS, MAX_ANSWERS, MAX_UPDATES = 2, 4, 4, 2
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 48  # of the embedded data
@@ -214,10 +214,10 @@ def given_keys(config: Config, section: str) -> dict[str, Any]:
 
 
 def remaining_weights(config: Config, absent: Sequence[str]) -> dict[str, Any]:
-    """The parts of the mix that can be computed; the rules if none is left."""
+    """The parts of the mix that can be computed; the default if none is left."""
     kinds, kept = RewardKinds.of(config), config.model_dump(include={"reward_model"})["reward_model"]["composite"]
     found = {name: weight for name, weight in kept["weights"].items() if kinds.computing(name) not in absent}
-    return found or {KINDS[DEFAULT].parts[0]: 1.0}
+    return found or {kinds.every[kinds.default].parts[0]: 1.0}
 
 
 VARIABLE = "RLOOM_SMOKE"

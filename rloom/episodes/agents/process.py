@@ -1,0 +1,232 @@
+"""Agents that ask for their answers, in the processes that run them.
+
+| what the user gives | known from | how it asks |
+| --- | --- | --- |
+| `async def agent(base_url, row, **kwargs)` | | at a URL |
+| a class with `run(self, data, **extra)` | AReaL | at a URL |
+| a program | | at a URL |
+| a class of AgentLoopBase | verl | with tokens |
+| a class of AgentExecutorBase or AgentInstanceBase | OpenRLHF | with tokens |
+
+Imports no torch. A process runs one episode, and is killed after it, with all that it has started.
+driver → process: ("run", task), then ("answer", number, answer) for each question, as pickles.
+process → driver, as JSON: {"ask": [number, tokens, max_tokens]} any number of times, then {"result": ...} or
+{"failed": reason}.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rloom.errors import ConfigError
+from rloom.plugins import load_plugin
+from rloom.types import Message
+
+RUN, ANSWER, ASK, RESULT, FAILED = "run", "answer", "ask", "result", "failed"
+PATH_KEY = "actor_rollout_ref.rollout.agent.path"
+COMMAND_KEY = "actor_rollout_ref.rollout.agent.command"
+KWARGS_KEY = "actor_rollout_ref.rollout.agent.kwargs"
+MOST_OUTPUT = 1 << 16  # bytes of a program's output that are kept, from its end
+RETURNS = "return a number, {'reward': ...}, {answer id: reward} or None"
+
+
+@dataclass(frozen=True)
+class AgentSetup:
+    """What agents are made of. The first three exclude each other."""
+
+    path: str | None = None  # file.py:name or module:name
+    command: str | None = None
+    loops: tuple[str, ...] = ()  # YAML files of agent loops, and file.py:name of one
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)  # of the run, as agent loops read it
+    tokenizer: bytes = b""  # pickled
+
+
+@dataclass(frozen=True)
+class Task:
+    """One episode."""
+
+    row: Mapping[str, Any]  # the columns of the data, `prompt` as messages
+    messages: tuple[Message, ...]
+    text: str  # of the messages, as the chat template writes them
+    ground_truth: Any
+    sampling: Mapping[str, Any]  # temperature, top_p, top_k
+    max_tokens: int  # after the prompt
+    max_length: int  # of prompt and answers
+    base_url: str = ""
+    api_key: str = ""
+    loop: str = ""  # the name of the agent loop
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Where SDKs look for the address and the key."""
+        openai, key = f"{self.base_url}/v1", self.api_key
+        return {
+            "OPENAI_BASE_URL": openai,
+            "OPENAI_API_BASE": openai,
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": self.base_url,
+            "ANTHROPIC_API_KEY": key,
+        }
+
+
+class AgentFailed(Exception):
+    """With the reason as its text."""
+
+
+@dataclass(frozen=True)
+class LoadedAgent:
+    """The user's agent, in the process that the others are forked from. `run` returns the result, as JSON can have it.
+
+    `loops`: the names of the agent loops.
+    """
+
+    run: Callable[[socket.socket, Task], Any]
+    by_url: bool
+    loops: tuple[str, ...] = ()
+
+
+def load_agent(setup: AgentSetup) -> LoadedAgent:
+    if setup.command is not None:
+        return LoadedAgent(by_url_program(setup.command), by_url=True)
+    from rloom.episodes.agents.by_tokens import load_executor, load_loops  # imports a tokenizer's libraries
+
+    if setup.loops:
+        return load_loops(setup)
+    assert setup.path is not None
+    found = load_plugin(PATH_KEY, setup.path)
+    if not callable(found):
+        kind = type(found).__name__
+        raise ConfigError(f"{PATH_KEY}={setup.path} is a {kind}; use a function of (base_url, row), or a class")
+    if (by_tokens := load_executor(setup, found)) is not None:
+        return by_tokens
+    return LoadedAgent(by_url_function(setup, found), by_url=True)
+
+
+def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[socket.socket, Task], Any]:
+    """Of a function, or of a class with `run(data, **extra)`."""
+    is_class = inspect.isclass(found)
+    named = {"api_key": ""} if is_class else {"api_key": "", **setup.kwargs}
+    called = vars(found).get("run") if is_class else found
+    if called is None:
+        raise ConfigError(
+            f"{PATH_KEY}={setup.path} is a class without `run`; write `async def run(self, data, **extra)`"
+        )
+    accepted = inspect.signature(called).parameters
+    if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in accepted.values()):
+        named = {name: value for name, value in named.items() if name in accepted or name != "api_key"}
+    try:
+        inspect.signature(called).bind(None, None, **({} if is_class else named))
+    except TypeError as error:
+        raise ConfigError(
+            f"{PATH_KEY}={setup.path} has the signature {inspect.signature(called)} ({error}); write "
+            f"`async def agent(base_url, row, **kwargs)`, with the names of {KWARGS_KEY}"
+        ) from error
+
+    def run(connection: socket.socket, task: Task) -> Any:
+        os.environ.update(task.variables)
+        if is_class:
+            extra = {"base_url": f"{task.base_url}/v1", "api_key": task.api_key, "http_client": None}
+            return call(found(**setup.kwargs).run, dict(task.row), **extra)
+        given = {**named, "api_key": task.api_key} if "api_key" in named else named
+        return call(found, f"{task.base_url}/v1", dict(task.row), **given)
+
+    return lambda connection, task: as_result(run(connection, task))
+
+
+def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The function may be a coroutine."""
+
+    async def awaited() -> Any:
+        return await found
+
+    found = function(*arguments, **named)
+    return asyncio.run(awaited()) if inspect.isawaitable(found) else found
+
+
+def as_result(found: Any) -> dict[str, Any]:
+    """What an agent returned: {"reward": ...}, {"rewards": {answer id: ...}}, or nothing."""
+    try:
+        if found is None:
+            return {}
+        if not isinstance(found, Mapping):
+            return {"reward": number(found)}
+        if "reward" in found:
+            return {} if found["reward"] is None else {"reward": number(found["reward"])}
+        return {"rewards": {str(name): number(value) for name, value in found.items()}}
+    except (TypeError, ValueError, RuntimeError):
+        raise AgentFailed(f"the agent returned {repr(found)[:100]}; {RETURNS}") from None
+
+
+def number(found: Any) -> float:
+    """Of a number, or of a tensor or an array that has one. A text is none."""
+    if isinstance(found, str | bytes):
+        raise TypeError
+    return float(found)
+
+
+def by_url_program(command: str) -> Callable[[socket.socket, Task], Any]:
+    parts = shlex.split(command)
+    if not parts or shutil.which(parts[0]) is None:
+        raise ConfigError(f"{COMMAND_KEY}={command}: there is no program {parts[0] if parts else ''!r}; give its path")
+    return lambda connection, task: run_command(parts, task)
+
+
+def run_command(command: list[str], task: Task) -> dict[str, Any]:
+    """The row is its standard input. Its last line says the reward."""
+    row = json.dumps(task.row, default=str).encode()
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, env={**os.environ, **task.variables}, **pipes)
+    assert process.stdin and process.stdout and process.stderr
+    tails = {process.stdout: bytearray(), process.stderr: bytearray()}
+    threads = [threading.Thread(target=read_tail, args=pair, daemon=True) for pair in tails.items()]
+    threads.append(threading.Thread(target=feed, args=(process.stdin, row), daemon=True))
+    for thread in threads:
+        thread.start()
+    code = process.wait()
+    for thread in threads:
+        thread.join(1.0)  # a process that it left behind may hold the pipe open
+    written, errors = (last_line(bytes(tail)) for tail in tails.values())
+    if code:
+        ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise AgentFailed(f"the program ended with {ending}{f': {errors}' if errors else ''}")
+    return reward_in(written)
+
+
+def reward_in(line: str) -> dict[str, Any]:
+    """A number, or JSON with "reward". Any other line says nothing."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return as_result(found) if is_number or (isinstance(found, dict) and "reward" in found) else {}
+
+
+def read_tail(pipe: Any, kept: bytearray) -> None:
+    while part := os.read(pipe.fileno(), 1 << 16):
+        kept += part
+        del kept[:-MOST_OUTPUT]
+
+
+def feed(pipe: Any, data: bytes) -> None:
+    try:
+        pipe.write(data)
+        pipe.close()
+    except OSError:
+        pass  # it does not read its input
+
+
+def last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:500] if lines else ""

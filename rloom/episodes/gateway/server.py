@@ -1,0 +1,348 @@
+"""The policy behind a URL: the APIs of OpenAI and Anthropic, over HTTP on this machine, for the agents of running
+episodes.
+
+| request | |
+| --- | --- |
+| POST /v1/chat/completions | OpenAI's Chat Completions |
+| POST /v1/responses | OpenAI's Responses |
+| POST /v1/messages, /v1/messages/count_tokens | Anthropic's Messages |
+| GET /v1/models, /v1/models/NAME | the policy, under any name |
+| POST /rl/set_reward | {"reward": 1.0}, of the episode; {"reward": 1.0, "id": ...}, of one answer |
+
+Each also below /sessions/ID. A request names its episode by this path or by the session's key (`Authorization: Bearer`
+or `x-api-key`). Both are 128 random bits: other users of the machine and web pages in a browser can reach the port, and
+know neither.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from rloom.episodes.gateway.chat import ChatDialect
+from rloom.episodes.gateway.fields import Asked, Body, Dialect, Event, Refused, as_text, shown
+from rloom.episodes.gateway.messages import MessagesDialect
+from rloom.episodes.gateway.responses import ResponsesDialect
+from rloom.episodes.record import Ending
+from rloom.episodes.runner import LimitReached
+from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, Sessions
+from rloom.errors import ConfigError, DataError
+
+HOST = "127.0.0.1"
+MOST_BYTES = 32 * 2**20  # of a body
+MOST_DEPTH = 64  # of its JSON
+BODY_S = 60.0  # to receive a body
+IDLE_S = 600.0  # an unused connection is kept open: agents wait for their tools between requests
+PATH = re.compile(r"(?:/sessions/(?P<id>[^/]+))?(?:/v1)*(?P<rest>/.*)")
+MODEL = "rloom"
+DIALECTS: dict[str, Dialect] = {
+    "/chat/completions": ChatDialect(),
+    "/responses": ResponsesDialect(),
+    "/messages": MessagesDialect(),
+}
+COUNT_TOKENS, MODELS, SET_REWARD = "/messages/count_tokens", "/models", "/rl/set_reward"
+NO_SESSION = (
+    "the request names no running episode; send it to the address that the agent was given (.../sessions/ID/v1), or "
+    "with the session's key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+)
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+log = logging.getLogger(__name__)
+
+
+class ClientGone(Exception):
+    """The connection was closed before the answer."""
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    method: str
+    path: str  # without the session and the version
+    session_id: str | None
+    headers: Mapping[str, str]
+    receive: Receive
+
+    @classmethod
+    def of(cls, scope: Scope, receive: Receive) -> "HttpRequest":
+        found = PATH.fullmatch(scope["path"])
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        path, id = (found["rest"], found["id"]) if found else (scope["path"], None)
+        return cls(scope["method"], path.rstrip("/"), id, headers, receive)
+
+    @property
+    def key(self) -> str | None:
+        scheme, _, key = self.headers.get("authorization", "").partition(" ")
+        return key.strip() if scheme.lower() == "bearer" else self.headers.get("x-api-key")
+
+    @property
+    def dialect(self) -> Dialect:
+        """Whose errors the client reads."""
+        if "anthropic-version" in self.headers or self.path.startswith("/messages"):
+            return DIALECTS["/messages"]
+        return DIALECTS["/chat/completions"]
+
+    async def body(self) -> Body:
+        """The JSON object that was sent."""
+        too_large = Refused(f"the body is larger than {MOST_BYTES} bytes", status=413, code="request_too_large")
+        stated = self.headers.get("content-length", "0")
+        if not stated.isdecimal() or int(stated[:20]) > MOST_BYTES:
+            raise too_large
+        whole = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    whole += message["body"]
+                    if len(whole) > MOST_BYTES:
+                        raise too_large
+                    if not message["more_body"]:
+                        return parse_body(bytes(whole))
+        except TimeoutError:
+            raise Refused(f"the body did not arrive within {BODY_S:g} s", status=408, code="timeout") from None
+
+    async def disconnected(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+def parse_body(whole: bytes) -> Body:
+    try:
+        found = json.loads(whole)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise Refused(f"the body is {shown(found)}; it must be a JSON object", code="invalid_json")
+    level: list[Any] = [found]
+    for _ in range(MOST_DEPTH):
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [inner for inner in level if isinstance(inner, dict | list)]
+    if level:
+        raise Refused(f"the body has more than {MOST_DEPTH} levels", code="invalid_json")
+    if b"\\ud" in whole.lower():
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise Refused("the body has a half of a surrogate pair, which is not text", code="invalid_json") from None
+    return found
+
+
+class Gateway:
+    """Serves the sessions of running episodes, in the event loop in which it is started."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._said: set[str] = set()  # ignored fields that the log names
+
+    async def start(self, sessions: Sessions, port: int) -> None:
+        """`port`: 0 for a free one."""
+        self._sessions = sessions
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((HOST, port))
+        except OSError as error:
+            self._socket.close()
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.agent.port={port}: {error.strerror}; use another, or 0 for a free one"
+            ) from None
+        self.url = f"http://{HOST}:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            self._app,
+            interface="asgi3",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=int(IDLE_S),
+        )
+        config.load()
+        # startup without `serve`: no signal handlers, and no task that has to run all the time
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        await self._server.startup([self._socket])
+
+    def session_url(self, session: AgentSession) -> str:
+        """ANTHROPIC_BASE_URL of its agent; OPENAI_BASE_URL is this and /v1."""
+        return f"{self.url}/sessions/{session.id}"
+
+    async def stop(self) -> None:
+        """Closes all connections. Sessions have ended: there is nothing to wait for."""
+        state = self._server.server_state
+        for listener in self._server.servers:
+            listener.close()
+        tasks = list(state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(state.connections):
+            connection.transport.abort()
+        self._socket.close()
+        await asyncio.sleep(0)  # connections are closed in the next turn of the loop
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = HttpRequest.of(scope, receive)
+        session: AgentSession | None = None
+        try:
+            session = self._session(request)
+            await self._answer(request, session, send)
+        except ClientGone:
+            return
+        except Exception as error:
+            refused = refusal(error)
+            if session is not None:
+                session.run.counts[REFUSED] += 1
+            await send_json(send, request.dialect.error(refused), refused.status)
+
+    def _session(self, request: HttpRequest) -> AgentSession:
+        found = self._sessions.find(request.session_id, request.key)
+        if found is not None:
+            return found
+        ending = self._sessions.ended.get(request.session_id or request.key or "")
+        if ending is None:
+            raise Refused(NO_SESSION, status=401, code="no_session")
+        raise ended(ending)
+
+    async def _answer(self, request: HttpRequest, session: AgentSession, send: Send) -> None:
+        method, path = request.method, request.path
+        if path == MODELS or path.startswith(f"{MODELS}/"):
+            expect(method, "GET")
+            name = path.removeprefix(MODELS).strip("/")
+            return await send_json(send, model(name) if name else models())
+        if path not in (*DIALECTS, COUNT_TOKENS, SET_REWARD):
+            known = ", ".join(f"/v1{name}" for name in (*DIALECTS, COUNT_TOKENS, MODELS))
+            raise Refused(f"no such path: {path[:80]!r}; there are {known}, {SET_REWARD}", status=404, code="not_found")
+        expect(method, "POST")
+        body = await request.body()
+        if path == SET_REWARD:
+            return await send_json(send, set_reward(session, body))
+        dialect = DIALECTS[path.removesuffix("/count_tokens")]
+        asked = dialect.read(body, session)
+        texts = session.run.writer.texts
+        if path == COUNT_TOKENS:
+            started = texts.template.start(asked.messages, asked.tools)
+            return await send_json(send, {"input_tokens": len(started.tokens)})
+        self._say_ignored(asked, session)
+        answers = await ask(asked, request, session)
+        if asked.streams:
+            await send_events(send, dialect.events(asked, answers, texts))
+        else:
+            await send_json(send, dialect.answer(asked, answers, texts))
+
+    def _say_ignored(self, asked: Asked, session: AgentSession) -> None:
+        if not asked.ignored:
+            return
+        session.run.counts[IGNORED] += 1
+        if new := set(asked.ignored) - self._said:
+            self._said |= new
+            log.warning(
+                f"the agent sets {', '.join(sorted(new))}, which has no effect: answers are sampled as the keys of "
+                "actor_rollout_ref.rollout say; episode/ignored_sampling counts such requests"
+            )
+
+
+async def ask(asked: Asked, request: HttpRequest, session: AgentSession) -> list[AgentAnswer]:
+    """The answers. A client that goes away cancels them."""
+    chats = [
+        session.chat(asked.messages, asked.tools, asked.max_tokens, stops=asked.stops, reads_calls=asked.reads_calls)
+        for _ in range(asked.count)
+    ]
+    work = [asyncio.ensure_future(chat) for chat in chats]
+    gone = asyncio.ensure_future(request.disconnected())
+    everything = asyncio.gather(*work, return_exceptions=True)
+    try:
+        await asyncio.wait((everything, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not everything.done():
+            raise ClientGone
+        found = await everything
+    finally:
+        gone.cancel()
+        everything.cancel()
+        with suppress(asyncio.CancelledError):
+            await everything
+    answers = [one for one in found if isinstance(one, AgentAnswer)]
+    if asked.is_instructed:
+        session.instructed.update(answer.id for answer in answers)
+    if answers:
+        return answers
+    assert isinstance(found[0], BaseException)
+    if isinstance(found[0], asyncio.CancelledError):  # with its session
+        raise ended(session.run.ending)
+    raise found[0]
+
+
+def refusal(error: Exception) -> Refused:
+    """Why there is no answer, as the client reads it."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, LimitReached):
+        if error.ending is Ending.TOKENS:
+            limit = "prompt is too long: the episode has no tokens left (data.max_response_length)"
+            return Refused(f"{limit}; shorten the history", code="context_length_exceeded")
+        return Refused(f"the episode may have no further answer: {error.ending.value}", code="turn_limit_exceeded")
+    if isinstance(error, DataError):
+        return Refused(str(error), field="messages")
+    log.warning(f"a request of an agent failed: {type(error).__name__}: {error}")
+    return Refused(f"rloom failed: {type(error).__name__}: {error}", status=500, code="internal_error")
+
+
+def ended(ending: Ending) -> Refused:
+    return Refused(f"the episode has ended ({ending.value})", status=410, code="episode_ended")
+
+
+def set_reward(session: AgentSession, body: Body) -> dict[str, Any]:
+    reward, answer = body.get("reward"), body.get("id")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise Refused(f"{shown(reward)}; it must be a finite number", field="reward")
+    if answer is not None and as_text(answer, "id") not in session.nodes:
+        raise Refused(f"{answer[:80]!r}; this session has no such answer", field="id", status=404, code="not_found")
+    session.set_reward(float(reward), answer)
+    return {"reward": reward, "id": answer}
+
+
+def expect(method: str, expected: str) -> None:
+    if method != expected:
+        raise Refused(f"{method}; this path takes {expected}", status=405, code="method_not_allowed")
+
+
+def model(name: str) -> dict[str, Any]:
+    """With the fields of both APIs."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "rloom"}
+    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def models() -> dict[str, Any]:
+    return {"object": "list", "data": [model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+
+
+async def send_json(send: Send, found: Mapping[str, Any], status: int = 200) -> None:
+    headers = [(b"content-type", b"application/json")]
+    if status >= 400:
+        headers.append((b"x-should-retry", b"false"))  # the SDKs would ask again
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(found).encode()})
+
+
+async def send_events(send: Send, events: Iterable[Event]) -> None:
+    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for name, data in events:
+        line = data if isinstance(data, str) else json.dumps(data)
+        written = f"data: {line}\n\n" if name is None else f"event: {name}\ndata: {line}\n\n"
+        await send({"type": "http.response.body", "body": written.encode(), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

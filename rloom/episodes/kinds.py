@@ -1,0 +1,130 @@
+"""The kinds of episodes: which keys select each, what it reads and where it is built. Imports no torch.
+
+Configuration, early checks, smoke run and launch read these declarations, and compare no names. A `Reference` is the
+`module:name` of a function, which is imported when the function is called. A user's own kind is an EpisodeKind, too:
+`multi_turn.kind` names it (docs/extending.md).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from rloom.errors import ConfigError
+from rloom.plugins import Reference, installed, is_own, resolve_kind
+
+GROUP, ENVIRONMENT_GROUP = "rloom.episode_kinds", "rloom.environments"  # entry points of other packages
+ROLLOUT = "actor_rollout_ref.rollout"
+MULTI_TURN, AGENT = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent"
+OWN_KEY, ENVIRONMENT_KEY = f"{MULTI_TURN}.kind", f"{MULTI_TURN}.environment"
+
+# environments of rloom: name -> class
+ENVIRONMENTS: Mapping[str, str] = {"guess_number": "rloom.environments.guess_number:GuessNumber"}
+
+# Keys of MULTI_TURN and AGENT that only some kinds read
+TOOL_KEYS = (
+    f"{MULTI_TURN}.max_parallel_calls",
+    f"{MULTI_TURN}.max_tool_response_length",
+    f"{MULTI_TURN}.tool_response_truncate_side",
+    f"{MULTI_TURN}.tool_timeout_s",
+    f"{MULTI_TURN}.tool_error",
+    f"{MULTI_TURN}.max_user_turns",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeKind:
+    """Episodes of one kind.
+
+    `build` is called with (config, texts, limits), once in the process that drives the run, and returns a `Driver` of
+    rloom.episodes.runner. A user's code runs in processes that the driver starts.
+    """
+
+    title: str  # in sentences: "an environment"
+    build: Reference
+    keys: tuple[str, ...] = (OWN_KEY,)  # a value in one of them selects it
+    reads: tuple[str, ...] = ()  # further keys that not every kind reads
+    includes: tuple[str, ...] = ()  # kinds whose keys it reads itself; both may be set
+    # (config) raises ConfigError, before torch is imported: such as a file that does not exist
+    check: Reference | None = None
+    # without another reward in the configuration, the score is the reward that its episodes have; False: the rules' one
+    rewards: bool = True
+
+    def is_set(self, config: Any) -> bool:
+        return any(attrgetter(key)(config) is not None for key in self.keys)
+
+
+KINDS: Mapping[str, EpisodeKind] = {
+    "environment": EpisodeKind(
+        title="an environment",
+        build="rloom.launch.episodes:environment_driver",
+        keys=(ENVIRONMENT_KEY,),
+        reads=(f"{MULTI_TURN}.environment_kwargs", *TOOL_KEYS),
+        check="rloom.launch.early_checks:check_environment",
+    ),
+    "tools": EpisodeKind(
+        title="tools",
+        build="rloom.launch.episodes:tools_driver",
+        keys=(
+            f"{MULTI_TURN}.function_tool_path",
+            f"{MULTI_TURN}.tool_config_path",
+            f"{MULTI_TURN}.interaction_config_path",
+        ),
+        reads=TOOL_KEYS,
+        rewards=False,
+    ),
+    "agent": EpisodeKind(
+        title="an agent",
+        build="rloom.launch.agents:agent_driver",
+        keys=(f"{AGENT}.path", f"{AGENT}.command"),
+        reads=(f"{AGENT}.kwargs", f"{AGENT}.port"),
+    ),
+    "agent_loop": EpisodeKind(
+        title="agent loops",
+        build="rloom.launch.agents:agent_loop_driver",
+        keys=(f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"),
+        reads=TOOL_KEYS,
+        includes=("tools",),
+        rewards=False,
+    ),
+}
+
+
+def chosen_kinds(config: Any) -> dict[str, EpisodeKind]:
+    """The kinds that the keys select, by name. A valid configuration has one at most."""
+    found = {name: kind for name, kind in KINDS.items() if kind.is_set(config)}
+    included = {name for kind in found.values() for name in kind.includes}
+    found = {name: kind for name, kind in found.items() if name not in included}
+    if (own := config.actor_rollout_ref.rollout.multi_turn.kind) is not None:
+        if not is_own(own, GROUP):
+            raise ConfigError(
+                f"{OWN_KEY}={own}: no installed package registers it ({GROUP}); name yours as my_module:MY_KIND or "
+                "./my_file.py:MY_KIND"
+            )
+        found[own] = resolve_kind(OWN_KEY, own, {}, GROUP, EpisodeKind)
+    return found
+
+
+def episode_kind(config: Any) -> EpisodeKind | None:
+    """None: answers have one turn."""
+    return next(iter(chosen_kinds(config).values()), None)
+
+
+def episode_faults(config: Any) -> Iterator[str]:
+    """One sentence for each fault of the keys that select the kind."""
+    chosen = chosen_kinds(config)
+    if len(chosen) > 1:
+        given = [
+            f"{key}={attrgetter(key)(config)}"
+            for kind in chosen.values()
+            for key in kind.keys
+            if attrgetter(key)(config) is not None
+        ]
+        yield f"{' and '.join(given)}: each says how the episodes of the run go; keep one"
+
+
+def environment_reference(name: str) -> str:
+    """file.py:name or module:name of the environment of this name."""
+    if ":" in name:
+        return name
+    return ENVIRONMENTS[name] if name in ENVIRONMENTS else installed(ENVIRONMENT_GROUP)[name].value

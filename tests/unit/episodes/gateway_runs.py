@@ -1,0 +1,136 @@
+"""An episode whose agent asks the gateway, with an engine that answers from a script."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from typing import Any
+
+import torch
+
+from rloom.episodes.base import Limits
+from rloom.episodes.gateway.server import Gateway
+from rloom.episodes.record import EpisodeRecord
+from rloom.episodes.runner import EpisodeRow, EpisodeRunner, RunningEpisode, Turns
+from rloom.episodes.session import AgentSession, Sessions
+from rloom.episodes.template import TurnTemplate
+from rloom.episodes.writer import Texts
+from rloom.rollout.base import Completion, Request, Sampling
+from rloom.types import Prompt
+from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
+
+Script = Sequence[str] | Callable[[str], str]  # answers in the order of their requests, or to the text of a prompt
+
+
+class OneSession:
+    """A driver whose episode lasts until `over` is set."""
+
+    def __init__(self, prompt_tokens: int | None) -> None:
+        self.sessions, self.opened = Sessions(prompt_tokens), Future[AgentSession]()
+
+    async def run(self, run: RunningEpisode) -> None:
+        self.over = asyncio.Event()
+        with self.sessions.open(run) as session:
+            self.opened.set_result(session)
+            await self.over.wait()
+
+    async def end(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+@dataclass
+class GatewayRun:
+    """What an agent needs, and what the engine sampled."""
+
+    gateway: Gateway
+    driver: OneSession
+    runner: EpisodeRunner
+    session: AgentSession
+    sampled: list[list[int]] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    records: list[EpisodeRecord] = field(default_factory=list)
+    released: Event = field(default_factory=Event)  # the engine answers only while it is set
+    ended: Event = field(default_factory=Event)
+
+    @property
+    def url(self) -> str:
+        return self.gateway.session_url(self.session)
+
+    @property
+    def nodes(self) -> list[Any]:
+        return self.session.run.writer.episode.nodes
+
+    def end(self) -> EpisodeRecord:
+        self.runner.loop.loop.call_soon_threadsafe(self.driver.over.set)
+        assert self.ended.wait(20)
+        return self.records[0]
+
+    def check(self) -> EpisodeRecord:
+        """Ends the episode; what is recorded is what the engine sampled, in one branch."""
+        record = self.end()
+        [branch] = record.episode.branches()
+        tokens = [branch.tokens_L[turn.start : turn.stop].tolist() for turn in branch.turns]
+        assert tokens == self.sampled and (record.branched, record.rewritten) == (0, 0)
+        logprobs = [branch.logprobs_L[turn.start : turn.stop].tolist() for turn in branch.turns]
+        assert logprobs == [[-0.5 * (place + 1) for place in range(len(answer))] for answer in tokens]
+        return record
+
+
+def run_engine(run: GatewayRun, turns: Turns, script: Script, name: str) -> None:
+    stop_token = encode(TEMPLATES[name][1], name)
+    while (requests := turns.next_requests(0)) is not None:
+        run.released.wait(20)
+        for request in requests:
+            prompt = tokenizer_for(name).decode(request.tokens)
+            text = script(prompt) if callable(script) else script[len(run.requests)]
+            most = request.sampling.max_new_tokens
+            tokens = [*encode(text, name), *stop_token]
+            finished, tokens = len(tokens) <= most, tokens[:most]
+            run.sampled.append(tokens)
+            run.requests.append(request)
+            logprobs = -0.5 * torch.arange(1.0, len(tokens) + 1)
+            sent = len(run.sampled) - 1
+            turns.complete(0, sent, Completion(sent, torch.tensor(tokens), logprobs, finished, 7))
+        run.records += [record for _, record in turns.take_finished()]
+    run.records += [record for _, record in turns.take_finished()]
+    run.ended.set()
+
+
+@contextmanager
+def serving(
+    script: Script,
+    *,
+    name: str = "chatml",
+    limits: Limits | None = None,
+    sampling: Sampling | None = None,
+    prompt_tokens: int | None = None,
+) -> Iterator[GatewayRun]:
+    tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
+    (stop_token,) = encode(stop, name)
+    texts = Texts(
+        TurnTemplate(tokenizer),
+        lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
+        {stop_token: stop},
+    )
+    driver, gateway = OneSession(prompt_tokens), Gateway()
+    prompt = Prompt(0, ({"role": "user", "content": "guess"},), "", (), "game")
+    row = EpisodeRow(0, 0, prompt, lambda turn: turn)
+    with closing(EpisodeRunner(driver, texts, limits or Limits(20_000))) as runner:
+        runner.loop.run(gateway.start(driver.sessions, 0))
+        with runner.started([row], sampling or Sampling(20_000), shares=1) as turns:
+            run = GatewayRun(gateway, driver, runner, driver.opened.result(20))
+            run.released.set()
+            engine = Thread(target=run_engine, args=(run, turns, script, name))
+            engine.start()
+            try:
+                yield run
+            finally:
+                run.released.set()
+                run.end()
+                engine.join()
+        runner.loop.run(gateway.stop())
