@@ -44,6 +44,7 @@ class Sample:
     columns: Mapping[str, Any] = field(default_factory=dict)  # as in Prompt
     conversation: tuple[Message, ...] = ()  # all messages of an episode of several turns
     environment_reward: float | None = None  # of that episode
+    turns: tuple[Message, ...] = ()  # of that episode after the prompt, with the calls of tools apart from the text
     environment_state: Mapping[str, Any] = field(default_factory=dict)  # plain attributes of the user's environment
 
 

@@ -8,6 +8,7 @@ from enum import Enum
 from rloom.batch import Trajectory
 from rloom.episodes.base import Report
 from rloom.episodes.episode import Episode
+from rloom.episodes.tool_calls import parse_tool_calls, without_calls
 from rloom.types import Message, Prompt, Sample, Score
 
 
@@ -46,6 +47,11 @@ class EpisodeRecord:
         return [message for index in self.last_path for message in self.episode.nodes[index].messages]
 
     @property
+    def turn_messages(self) -> list[Message]:
+        """Of the last branch, after the prompt."""
+        return [message for index in self.last_path[1:] for message in self.episode.nodes[index].messages]
+
+    @property
     def last_path(self) -> list[int]:
         """The nodes of the last branch: the prompt, answers, and what is between them."""
         return self.episode.path(len(self.episode.nodes) - 1)
@@ -71,8 +77,20 @@ def episode_sample(prompt: Prompt, record: EpisodeRecord) -> Sample:
         columns=prompt.columns,
         conversation=tuple(record.messages),
         environment_reward=record.reward,
+        turns=tuple(spoken(message) for message in record.turn_messages),
         environment_state=record.report.state,
     )
+
+
+def spoken(message: Message) -> Message:
+    """An answer in OpenAI's form, with arguments as mappings, as TRL gives it to reward functions."""
+    calls = parse_tool_calls(message["content"]) if message["role"] == "assistant" else []
+    made = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+        if call.error is None
+    ]
+    return {**message, "content": without_calls(message["content"]), "tool_calls": made} if made else message
 
 
 def episode_trajectories(record: EpisodeRecord, prompt: Prompt, group: int, score: Score) -> list[Trajectory]:

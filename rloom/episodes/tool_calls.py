@@ -303,12 +303,14 @@ def as_call(found: Any, body: str) -> ParsedCall:
 
 FORMATS: Mapping[str, Parser] = {
     "hermes": tagged_as(json_call),
+    "qwen": tagged_as(json_call),
     "qwen3_coder": tagged_as(function_call),
     "glm": tagged_as(pairs_call),
     "llama3_json": llama3_json,
     "mistral": mistral,
     "gpt-oss": gpt_oss,
     "gemma": gemma,
+    "gemma4": gemma,
     "deepseek": deepseek,
 }
 EVERY: tuple[Parser, ...] = (tagged, mistral, gpt_oss, deepseek, gemma, llama3_json)

@@ -140,7 +140,7 @@ def open_parts(
     with (
         open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
         open_groups(config, layout, logs) as groups,
-        open_episodes(config, tokenizer, groups.stop_ids) as episodes,
+        open_episodes(config, tokenizer, groups.stop_ids, inputs.episodes) as episodes,
     ):
         at_once = scores_during_generation(config, layout)
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)

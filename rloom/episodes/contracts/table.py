@@ -12,6 +12,7 @@
 
 import inspect
 import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -191,7 +192,9 @@ def load_code(setup: Setup) -> UserCode:
     given: Any = None if setup.reference is None else load_plugin(KEY, setup.reference)
     functions = [] if setup.function_tool_path is None else function_tools(setup.function_tool_path)
     if setup.objects is not None:
-        objects = pickle.loads(setup.objects)
+        path, pickled = pickle.loads(setup.objects)
+        sys.path.extend(folder for folder in path if folder not in sys.path)  # where the program's modules are
+        objects = pickle.loads(pickled)
         given = objects.get("environment", given)
         functions += [Tool(tool_schema(function), function) for function in objects.get("tools", ())]
     configured, servers = ([], []) if setup.tool_config_path is None else configured_tools(setup.tool_config_path)
