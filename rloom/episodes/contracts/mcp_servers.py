@@ -14,11 +14,11 @@ from rloom.episodes.base import Report, ToolSchema
 from rloom.episodes.contracts.calls import NO_IMAGES, Calls, ToolResult
 from rloom.episodes.contracts.tools import Tool
 from rloom.errors import ConfigError
+from rloom.extras import install_command
 from rloom.plugins import type_and_message
 from rloom.types import Message
 
 START_LIMIT_S = 60.0  # of a server, while the run starts
-SDK = "install the extra: pip install 'rloom[mcp]'"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def listed_tools(key: str, name: str, settings: Mapping[str, Any]) -> list[ToolS
     try:
         return asyncio.run(ask())
     except ImportError as error:
-        raise ConfigError(f"{key}: tools of MCP servers need the package mcp; {SDK}") from error
+        raise ConfigError(f"{key}: tools of MCP servers need the package mcp: {install_command('mcp')}") from error
     except BaseException as error:  # anyio raises groups of errors
         reason = type_and_message(first_error(error))
         raise ConfigError(

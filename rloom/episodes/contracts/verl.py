@@ -105,17 +105,22 @@ def loaded_class(key: str, path: str, name: str) -> Callable[..., Any]:
     return found
 
 
+def made_object(key: str, path: str, name: str, **arguments: Any) -> Any:
+    made = loaded_class(key, path, name)
+    try:
+        return made(**arguments)
+    except Exception as error:
+        reason = type_and_message(error)
+        raise ConfigError(f"{key}={path}: {name} cannot be made ({reason}); correct its constructor") from error
+
+
 def configured_tool(path: str, entry: Mapping[str, Any]) -> Any:
     """An object of a class of BaseTool."""
     key = f"{SECTION}.tool_config_path"
-    made = loaded_class(key, path, str(entry.get("class_name")))
     schema = entry.get("tool_schema")
     given = None if schema is None else tool_schema_object(schema)
-    try:
-        tool = made(config=dict(entry.get("config") or {}), tool_schema=given)
-    except Exception as error:
-        reason = type_and_message(error)
-        raise ConfigError(f"{key}={path}: {entry['class_name']} cannot be made ({reason}); correct it") from error
+    config = dict(entry.get("config") or {})
+    tool = made_object(key, path, str(entry.get("class_name")), config=config, tool_schema=given)
     missing = [name for name in ("create", "execute", "release") if not callable(getattr(tool, name, None))]
     if missing or getattr(tool, "tool_schema", None) is None:
         lacks = missing[0] if missing else "tool_schema"
@@ -216,7 +221,7 @@ def configured_interactions(path: str) -> dict[str, Any]:
         name = str(entry.get("name") or short.removesuffix("Interaction").lower() or short.lower())
         if name in found:
             raise ConfigError(f"{key}={path}: two interactions have the name {name}; rename one of them")
-        made = loaded_class(key, path, class_name)(config={**(entry.get("config") or {}), "name": name})
+        made = made_object(key, path, class_name, config={**(entry.get("config") or {}), "name": name})
         missing = [one for one in ("start_interaction", "generate_response") if not callable(getattr(made, one, None))]
         if missing:
             raise ConfigError(f"{key}={path}: {class_name} has no {missing[0]}; derive it from BaseInteraction")

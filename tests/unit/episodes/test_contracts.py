@@ -46,7 +46,7 @@ class Episode:
 @contextmanager
 def episodes(setup: Setup):
     """A function that opens an episode, and the names of the tools."""
-    pool, loop, opened = EnvironmentPool(setup, most=2), EventLoop("test"), []
+    pool, loop, opened = EnvironmentPool(setup, most=8), EventLoop("test"), []
     try:
         names = [tool["function"]["name"] for tool in pool.load()]
 
