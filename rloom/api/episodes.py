@@ -39,7 +39,7 @@ def episode_keys(environment: Any, tools: Any, reward: Any) -> dict[str, Any]:
 
 def gives_reward(environment: Any) -> bool:
     every = environment.values() if isinstance(environment, Mapping) else [environment]
-    return any(hasattr(one, "get_reward") or hasattr(one, "step") for one in every)
+    return any(callable(getattr(one, name, None)) for one in every for name in ("get_reward", "step"))
 
 
 def pickled_objects(environment: Any, tools: Sequence[Callable[..., Any]]) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Calls of a user's code: within a time limit, functions and coroutines alike, and what they return as text.
+"""UserCalls of a user's code: within a time limit, functions and coroutines alike, and what they return as text.
 
 All in the main thread of an environment's process: SIGALRM raises the error of the limit inside of the code that runs.
 """
@@ -39,8 +39,8 @@ def raise_timeout(number: int, frame: FrameType | None) -> None:
     raise CallTimeout(TOO_LONG)
 
 
-class Calls:
-    """Calls of one environment's code. Its coroutines share an event loop, so that connections live between calls."""
+class UserCalls:
+    """UserCalls of one environment's code. Its coroutines share an event loop, so that connections live between calls."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -108,7 +108,7 @@ def as_text(found: Any) -> str:
         return found.decode(errors="replace")
     if getattr(found, "image", None) or getattr(found, "video", None) or type(found).__module__.startswith("PIL."):
         raise ValueError(NO_IMAGES)
-    if hasattr(found, "is_text_only"):  # verl's ToolResponse
+    if callable(getattr(found, "is_text_only", None)):  # verl's ToolResponse
         return str(found.text or "")
     if is_blocks(found):
         return blocks_text(found)
@@ -132,7 +132,8 @@ def as_reward(found: Any) -> float | None:
     """A number, or what has one, such as a tensor or an array."""
     if found is None:
         return None
-    return float(found.item() if hasattr(found, "item") else found)
+    item = getattr(found, "item", None)
+    return float(found if item is None else item())
 
 
 def plain_values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rloom.episodes.base import Report, ToolSchema
-from rloom.episodes.contracts.calls import NO_IMAGES, Calls, ToolResult
+from rloom.episodes.contracts.calls import NO_IMAGES, ToolResult, UserCalls
 from rloom.episodes.contracts.tools import Tool
 from rloom.errors import ConfigError
 from rloom.extras import install_command
@@ -128,7 +128,7 @@ class McpTools:
         self.done = asyncio.Event()
         self.keeper: asyncio.Task[None] | None = None
 
-    def begin(self, calls: Calls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         return tuple(messages)
 
     def tools(self) -> Sequence[Tool]:
@@ -159,13 +159,13 @@ class McpTools:
             if not ready.done():
                 ready.set_exception(first_error(error))
 
-    def reward(self, calls: Calls) -> float | None:
+    def reward(self, calls: UserCalls) -> float | None:
         return None
 
     def report(self) -> Report:
         return Report()
 
-    def close(self, calls: Calls) -> None:
+    def close(self, calls: UserCalls) -> None:
         if self.keeper is not None:
             calls(self.finish, self.keeper)
 

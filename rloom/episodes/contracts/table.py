@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rloom.episodes.base import Environment, Limits, Setup, ToolSchema
-from rloom.episodes.contracts.calls import Calls
+from rloom.episodes.contracts.calls import UserCalls
 from rloom.episodes.contracts.mcp_servers import McpServer, McpTools, servers_of_entry, servers_of_file
 from rloom.episodes.contracts.text import ConversationEnvironment, StatesEnvironment, TextEnvironment
 from rloom.episodes.contracts.tools import FunctionTools, MethodTools, Tool, ToolEnvironment, Toolset, public_methods
@@ -110,13 +110,13 @@ class UserCode:
 
     def made(self, given: Any, row: Mapping[str, Any]) -> Any:
         """SkyRL's classes receive the row when they are made, others when they begin."""
-        calls = Calls(self.limits.call_s)
+        calls = UserCalls(self.limits.call_s)
         if not takes_row(given):
             return calls(given, **self.kwargs)
         extras = {name: value for name, value in row.items() if name not in ("prompt", "env_class")}
         if self.limits.turns is not None:
             extras["max_turns"] = self.limits.turns
-        return calls(given, env_config=settings_object(self.kwargs), extras=extras)
+        return calls(given, env_config=EnvironmentSettings(self.kwargs), extras=extras)
 
     def check_no_tools(self, instance: Any) -> None:
         if self.functions or self.configured or self.servers or self.interactions:
@@ -164,13 +164,13 @@ def check_methods(given: Any, *methods: str) -> None:
 
 def check_tools(instance: Any) -> None:
     name = type(instance).__name__
-    if hasattr(instance, "step"):
+    if has(instance, "step"):
         raise ConfigError(
             f"the environment {name} has `step`, and neither `reset(**row)` nor `init(prompt)`; write one"
         )
-    if hasattr(instance, "execute") and hasattr(instance, "release"):
+    if has(instance, "execute", "release"):
         raise ConfigError(f"{name} is a tool of verl; list it in a YAML file and set {SECTION}.tool_config_path")
-    if hasattr(instance, "generate_response"):
+    if has(instance, "generate_response"):
         raise ConfigError(
             f"{name} is an interaction of verl; list it in a YAML file and set {SECTION}.interaction_config_path"
         )
@@ -180,11 +180,15 @@ def check_tools(instance: Any) -> None:
         )
 
 
-def settings_object(kwargs: Mapping[str, Any]) -> Any:
+class EnvironmentSettings(dict[str, Any]):
     """SkyRL's environments read their settings as attributes and as items."""
-    from omegaconf import OmegaConf
 
-    return OmegaConf.create(dict(kwargs))
+    def __getattr__(self, name: str) -> Any:
+        try:
+            found = self[name]
+        except KeyError:
+            raise AttributeError(f"multi_turn.environment_kwargs has no {name!r}") from None
+        return EnvironmentSettings(found) if isinstance(found, dict) else found
 
 
 def load_code(setup: Setup) -> UserCode:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rloom.episodes.base import Limits, Observation, Report, ToolSchema
-from rloom.episodes.contracts.calls import Calls, as_reward, as_text, numbers, plain_values
+from rloom.episodes.contracts.calls import UserCalls, as_reward, as_text, numbers, plain_values
 from rloom.episodes.contracts.tools import begun, close, shortened
 from rloom.types import Message
 
@@ -15,7 +15,7 @@ class TextEnvironment:
     tools: tuple[ToolSchema, ...] = ()
 
     def __init__(self, instance: Any, limits: Limits) -> None:
-        self.instance, self.limits, self.calls = instance, limits, Calls(limits.call_s)
+        self.instance, self.limits, self.calls = instance, limits, UserCalls(limits.call_s)
 
     def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         found = self.calls(self.instance.reset, **row)

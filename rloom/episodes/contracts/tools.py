@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from rloom.episodes.base import Limits, Observation, Report, ToolCall, ToolSchema, cut
 from rloom.episodes.contracts.calls import (
-    Calls,
     ToolResult,
+    UserCalls,
     as_result,
     as_reward,
     blocks_text,
@@ -45,29 +45,29 @@ class Tool:
 class Toolset(Protocol):
     """Tools of one source, for one episode. `calls` runs a user's code."""
 
-    def begin(self, calls: Calls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages before the first answer."""
 
     def tools(self) -> Sequence[Tool]: ...
 
-    def reward(self, calls: Calls) -> float | None:
+    def reward(self, calls: UserCalls) -> float | None:
         """At the end; None: it gives none."""
 
     def report(self) -> Report: ...
 
-    def close(self, calls: Calls) -> None: ...
+    def close(self, calls: UserCalls) -> None: ...
 
 
 class UserTurns(Protocol):
     """Answers the policy in place of a user, after an answer without a call."""
 
-    def begin(self, calls: Calls, row: Mapping[str, Any], messages: Sequence[Message]) -> None: ...
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> None: ...
 
-    def answer(self, calls: Calls, messages: Sequence[Message]) -> Observation: ...
+    def answer(self, calls: UserCalls, messages: Sequence[Message]) -> Observation: ...
 
     def report(self) -> Report: ...
 
-    def close(self, calls: Calls) -> None: ...
+    def close(self, calls: UserCalls) -> None: ...
 
 
 class ToolEnvironment:
@@ -77,7 +77,7 @@ class ToolEnvironment:
         self, toolsets: Sequence[Toolset], limits: Limits, call_format: str = AUTO, user: UserTurns | None = None
     ) -> None:
         self.toolsets, self.limits, self.call_format, self.user = toolsets, limits, call_format, user
-        self.calls = Calls(limits.call_s)
+        self.calls = UserCalls(limits.call_s)
         self.by_name = named([tool for toolset in toolsets for tool in toolset.tools()])
         self.messages: list[Message] = []
 
@@ -228,19 +228,19 @@ class FunctionTools:
     def of(cls, functions: Sequence[Callable[..., Any]]) -> "FunctionTools":
         return cls([Tool(tool_schema(function), function) for function in functions])
 
-    def begin(self, calls: Calls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         return tuple(messages)
 
     def tools(self) -> Sequence[Tool]:
         return self.given
 
-    def reward(self, calls: Calls) -> float | None:
+    def reward(self, calls: UserCalls) -> float | None:
         return None
 
     def report(self) -> Report:
         return Report()
 
-    def close(self, calls: Calls) -> None:
+    def close(self, calls: UserCalls) -> None:
         return
 
 
@@ -250,21 +250,21 @@ class MethodTools:
     def __init__(self, instance: Any) -> None:
         self.instance = instance
 
-    def begin(self, calls: Calls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         reset = getattr(self.instance, "reset", None)
         return begun(messages, None if reset is None else calls(reset, **row))
 
     def tools(self) -> Sequence[Tool]:
         return [Tool(tool_schema(method), method) for method in public_methods(self.instance).values()]
 
-    def reward(self, calls: Calls) -> float | None:
+    def reward(self, calls: UserCalls) -> float | None:
         get_reward = getattr(self.instance, "get_reward", None)
         return None if get_reward is None else as_reward(calls(get_reward))
 
     def report(self) -> Report:
         return Report(state=plain_values(getattr(self.instance, "__dict__", {})))
 
-    def close(self, calls: Calls) -> None:
+    def close(self, calls: UserCalls) -> None:
         close(calls, self.instance)
 
 
@@ -292,7 +292,7 @@ def begun(messages: Sequence[Message], seen: Any) -> tuple[Message, ...]:
     raise TypeError(f"reset returned {type(seen).__name__}; return None, a text, or messages with role and content")
 
 
-def close(calls: Calls, instance: Any) -> None:
+def close(calls: UserCalls, instance: Any) -> None:
     if (method := getattr(instance, "close", None)) is not None:
         calls(method)
 

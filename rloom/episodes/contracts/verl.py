@@ -17,7 +17,7 @@ import yaml
 
 from rloom.episodes.base import Limits, Observation, Report, ToolSchema
 from rloom.episodes.contracts import verl_tool_names
-from rloom.episodes.contracts.calls import Calls, ToolResult, as_reward, as_text, numbers, plain_values
+from rloom.episodes.contracts.calls import ToolResult, UserCalls, as_reward, as_text, numbers, plain_values
 from rloom.episodes.contracts.tools import Tool, shortened
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
@@ -73,11 +73,10 @@ def function_result(found: Any) -> ToolResult:
 
 def schema_of(given: Any) -> ToolSchema:
     """As chat templates take it."""
-    if hasattr(given, "model_dump"):
-        dumped: ToolSchema = given.model_dump(exclude_unset=True, exclude_none=True)
-        return dumped
-    assert isinstance(given, Mapping)
-    return given
+    if isinstance(given, Mapping):
+        return given
+    dumped: ToolSchema = given.model_dump(exclude_unset=True, exclude_none=True)
+    return dumped
 
 
 def read_yaml(key: str, path: str, section: str) -> list[Mapping[str, Any]]:
@@ -143,7 +142,7 @@ class ConfiguredTools:
         self.kwargs: Mapping[str, Any] = {}
         self.data = AgentData([], {})
 
-    def begin(self, calls: Calls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         info = row.get("extra_info") or {}
         self.kwargs = row.get("tools_kwargs") or info.get("tools_kwargs") or {}
         if info.get("need_tools_kwargs") and not self.kwargs:
@@ -182,7 +181,7 @@ class ConfiguredTools:
         self.data.metrics.update(numbers(result.metrics))
         return result
 
-    def reward(self, calls: Calls) -> float | None:
+    def reward(self, calls: UserCalls) -> float | None:
         """The sum of those that are numbers."""
         total = 0.0
         for name, instance in self.instances.items():
@@ -197,7 +196,7 @@ class ConfiguredTools:
         facts = {**plain_values(self.data.extra_fields), "tool_rewards": self.data.tool_rewards}
         return Report(facts, metrics=self.data.metrics)
 
-    def close(self, calls: Calls) -> None:
+    def close(self, calls: UserCalls) -> None:
         for name, instance in self.instances.items():
             calls(self.made[name].release, instance, **self.given(name, "release_kwargs"))
         self.instances = {}
@@ -239,7 +238,7 @@ class Interaction:
         self.kwargs: dict[str, Any] = {}
         self.scores: list[float] = []
 
-    def begin(self, calls: Calls, row: Mapping[str, Any], messages: Sequence[Message]) -> None:
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> None:
         found = row.get("interaction_kwargs") or (row.get("extra_info") or {}).get("interaction_kwargs") or {}
         self.kwargs = {key: value for key, value in found.items() if value is not None}
         name = str(self.kwargs.get("name", next(iter(self.made)) if len(self.made) == 1 else ""))
@@ -251,7 +250,7 @@ class Interaction:
         started = calls(self.chosen.start_interaction, self.instance, **self.kwargs)
         self.instance = started if isinstance(started, str) else self.instance
 
-    def answer(self, calls: Calls, messages: Sequence[Message]) -> Observation:
+    def answer(self, calls: UserCalls, messages: Sequence[Message]) -> Observation:
         found = calls(self.chosen.generate_response, self.instance, [dict(one) for one in messages], **self.kwargs)
         done, text, score = found[:3]
         reward = as_reward(score)
@@ -263,7 +262,7 @@ class Interaction:
     def report(self) -> Report:
         return Report({"turn_scores": self.scores})
 
-    def close(self, calls: Calls) -> None:
+    def close(self, calls: UserCalls) -> None:
         finalize = getattr(self.chosen, "finalize_interaction", None)
         if finalize is not None:
             calls(finalize, **accepted(finalize, {"instance_id": self.instance}))

@@ -161,7 +161,7 @@ def test_an_error_of_a_tool_fails_the_episode_if_the_key_says_so(tmp_path):
             episode.act(call("add", a=1))
 
 
-COUNTER = '''
+COUNTER = """
     import os
     from verl.tools.base_tool import BaseTool
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
@@ -194,7 +194,7 @@ COUNTER = '''
         async def release(self, instance_id, **kwargs):
             del self.values[instance_id]
             self.note("released")
-'''
+"""
 SCHEMA = {
     "type": "function",
     "function": {
@@ -221,7 +221,11 @@ def test_a_tool_of_verl_is_created_once_and_released_once_in_an_episode(tmp_path
     with episodes(setup) as (open_one, names):
         assert names == ["count"]
         episode = open_one()
-        kwargs = {"create_kwargs": {"start": 1, "other": None}, "execute_kwargs": {"factor": 2}, "calc_reward_kwargs": None}
+        kwargs = {
+            "create_kwargs": {"start": 1, "other": None},
+            "execute_kwargs": {"factor": 2},
+            "calc_reward_kwargs": None,
+        }
         episode.begin(extra_info={"need_tools_kwargs": True, "tools_kwargs": {"count": kwargs}})
         assert episode.results(call("count", number=1)) == ["3"]
         seen = episode.act(call("count", number=1) + call("count", number=3))

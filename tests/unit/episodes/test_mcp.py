@@ -112,7 +112,11 @@ def test_the_tools_of_a_url_are_called(tmp_path):
 def test_a_server_that_does_not_start_and_a_tool_that_it_lacks_are_refused(tmp_path):
     file = written(tmp_path, "server.py", SERVER)
     for servers, selected, reason in [
-        ({"broken": {"command": sys.executable, "args": ["-c", "exit(3)"]}}, None, "the MCP server broken does not answer"),
+        (
+            {"broken": {"command": sys.executable, "args": ["-c", "exit(3)"]}},
+            None,
+            "the MCP server broken does not answer",
+        ),
         ({"empty": {}}, None, "no `command` and no `url`"),
         ({"numbers": {"command": sys.executable, "args": [file]}}, ["sub"], "tool_selected_list has sub"),
     ]:
