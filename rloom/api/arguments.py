@@ -70,7 +70,7 @@ def configured(
     data_source = rewards.data_source or (None if by_rules else DATA_SOURCE)
     zeros = ZeroScores(rewards.functions)
     objects = UserObjects(
-        train=given_rows(config, training_rows(config, given), "train", data_source),
+        train=given_rows(config, given.train, "train", data_source),
         validation=given_rows(config, given.validation, "validation", data_source),
         functions=zeros.functions,
         episodes=pickled_objects(given.environment, given.tools),
@@ -110,8 +110,6 @@ def with_arguments(source: Source, given: Given, rewards: GivenRewards, short: M
     base = composed(source)
     files = {ROWS[name]: file_names(value) or GIVEN_IN_PYTHON for name, value in rows_given(given).items()}
     episodes = episode_keys(given.environment, given.tools, given.reward)
-    if given.environment is not None and given.train is None and not base.is_given(ROWS["train"]):
-        files[ROWS["train"]] = GIVEN_IN_PYTHON  # the environment makes the prompts
     objects = {**files, **rewards.keys, **episodes}
     arguments = {**{key: name for name, key in ROWS.items()}, FUNCTION: "reward", **EPISODE_ARGUMENTS}
     for key in objects:
@@ -123,15 +121,6 @@ def with_arguments(source: Source, given: Given, rewards: GivenRewards, short: M
     own = {key: value for key, value in further.items() if not base.is_given(key)}
     every = {**own, **values, **objects}
     return with_keys(source, (), every) if every else base
-
-
-def training_rows(config: Config, given: Given) -> Rows | None:
-    """Without rows, the environment makes the prompts: `reset` returns them."""
-    if given.train is not None or config.data.train_files != GIVEN_IN_PYTHON:
-        return given.train
-    if config.trainer.total_training_steps is None:
-        raise ConfigError("train has no rows, so the environment makes the prompts; give steps, the length of the run")
-    return [{config.data.prompt_key: [{"role": "user", "content": ""}]}] * config.data.train_batch_size
 
 
 def rows_given(given: Given) -> dict[str, Rows]:

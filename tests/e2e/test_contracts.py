@@ -1,7 +1,5 @@
 """Two steps on the embedded model with each contract of environments and tools."""
 
-import json
-
 import pytest
 import yaml
 
@@ -97,7 +95,8 @@ def test_an_environment_and_tools_of_the_program_train_with_a_reward_that_reads_
 
     def reward(completions, environments, **columns):
         seen.extend(
-            (environment.tries, completion[0]["role"]) for environment, completion in zip(environments, completions)
+            (environment.tries, completion[0]["role"])
+            for environment, completion in zip(environments, completions, strict=True)
         )
         with pytest.raises(AttributeError, match="ran in a process of its own"):
             environments[0].secret  # noqa: B018
@@ -106,15 +105,3 @@ def test_an_environment_and_tools_of_the_program_train_with_a_reward_that_reads_
     history = trained(tmp_path, {}, environment=Guess, tools=[shout], reward=reward)
     assert seen and all(tries >= 1 and role == "assistant" for tries, role in seen)
     assert all(step["critic/score/mean"] >= 2.5 for step in history)  # 0.5 a try, and 2 of the environment
-
-
-def test_the_environment_makes_the_prompts_where_there_are_no_rows(tmp_path):
-    class Ask:
-        def reset(self, **row):
-            return "3+4="
-
-        def step(self, text):
-            return "", float("7" in text), True
-
-    history = trained(tmp_path, {}, environment=Ask, train=None)
-    assert len(history) == 2 and json.dumps(history)

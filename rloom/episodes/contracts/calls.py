@@ -1,4 +1,4 @@
-"""UserCalls of a user's code: within a time limit, functions and coroutines alike, and what they return as text.
+"""Calls of a user's code: within a time limit, functions and coroutines alike, and what they return as text.
 
 All in the main thread of an environment's process: SIGALRM raises the error of the limit inside of the code that runs.
 """
@@ -40,7 +40,7 @@ def raise_timeout(number: int, frame: FrameType | None) -> None:
 
 
 class UserCalls:
-    """UserCalls of one environment's code. Its coroutines share an event loop, so that connections live between calls."""
+    """Calls of the code of one environment. Coroutines share an event loop: connections live between calls."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s

@@ -235,7 +235,7 @@ def test_a_tool_of_verl_is_created_once_and_released_once_in_an_episode(tmp_path
         assert episode.running.report.metrics == {"calls": 1.0}
         assert [(tmp_path / name).read_text() for name in ("created", "released")] == ["x", "x"]
         again = open_one()
-        with pytest.raises(EnvironmentFailed, match="has no extra_info.tools_kwargs"):
+        with pytest.raises(EnvironmentFailed, match=r"has no extra_info\.tools_kwargs"):
             again.begin(extra_info={"need_tools_kwargs": True, "tools_kwargs": None})
 
 

@@ -1,4 +1,4 @@
-"""Files of verl, TRL and SkyRL (all Apache-2.0), unchanged, from clones beside this one. Skipped where there is none."""
+"""Files of verl, TRL and SkyRL (all Apache-2.0), unchanged, from clones. Skipped where there is none."""
 
 import os
 import subprocess
