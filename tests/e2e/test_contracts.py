@@ -41,8 +41,7 @@ def trained(tmp_path, keys, **arguments):
 def test_function_tools_and_configured_tools_train(tmp_path):
     functions = written(tmp_path, "functions.py", FUNCTION_TOOLS)
     keys = {f"{MULTI_TURN}.function_tool_path": functions, f"{MULTI_TURN}.tool_config_path": tool_config(tmp_path)}
-    history = trained(tmp_path, {**keys, f"{MULTI_TURN}.enable": True})
-    assert all(step["episode/turns/mean"] >= 1 and step["episode/ended/environment_failed"] == 0 for step in history)
+    trained(tmp_path, {**keys, f"{MULTI_TURN}.enable": True})
     assert (tmp_path / "created").read_text() == (tmp_path / "released").read_text() == "x" * 16
 
 
@@ -51,15 +50,24 @@ def test_an_interaction_trains(tmp_path):
     listed = {"interaction": [{"class_name": "twice.TwiceInteraction", "config": {}}]}
     path = written(tmp_path, "interactions.yaml", yaml.safe_dump(listed))
     keys = {f"{MULTI_TURN}.interaction_config_path": path, f"{MULTI_TURN}.max_user_turns": 1}
-    history = trained(tmp_path, keys)
-    assert all(1 <= step["episode/turns/max"] <= 2 for step in history)
+    scores = []
+
+    def reward(data_source, solution_str, ground_truth, extra_info):
+        scores.append(extra_info["turn_scores"])
+        assert extra_info["num_turns"] in (2, 4)  # prompt, answer, user, answer
+        return float(sum(extra_info["turn_scores"]))
+
+    history = trained(tmp_path, keys, reward=reward)
+    assert len(scores) == 16 and all(0 < len(one) <= 2 for one in scores)
+    assert sum(map(sum, scores)) == pytest.approx(sum(8 * step["critic/score/mean"] for step in history))
 
 
 def test_an_environment_of_skyrl_trains(tmp_path):
     path = written(tmp_path, "shout.py", SKYRL)
     keys = {f"{MULTI_TURN}.environment": f"{path}:Shout", f"{MULTI_TURN}.environment_kwargs": {"mark": "!"}}
-    history = trained(tmp_path, {**keys, f"{MULTI_TURN}.max_assistant_turns": 2})
-    assert all(1 <= step["environment/steps"] <= 2 and step["critic/score/mean"] > 0 for step in history)
+    history = trained(tmp_path, {**keys, f"{MULTI_TURN}.max_assistant_turns": 2, "data.max_response_length": 96})
+    # a right answer ends an episode with 1, another one has 0.25 and then 1 for the second turn, if it ends in time
+    assert all(0 < step["critic/score/mean"] <= 1.25 for step in history)
 
 
 def test_an_environment_and_tools_of_the_program_train_with_a_reward_that_reads_them(tmp_path):
