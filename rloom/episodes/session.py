@@ -94,8 +94,9 @@ class AgentSession:
 
     def shown_message(self, text: str, reads_calls: bool) -> Message:
         reasoning, text = split_reasoning(text)
-        calls = [call for call in parse_tool_calls(text) if call.error is None] if reads_calls else []
-        shown: dict[str, object] = {"role": "assistant", "content": without_calls(text) if calls else text}
+        form = self.run.writer.texts.call_format
+        calls = [call for call in parse_tool_calls(text, form) if call.error is None] if reads_calls else []
+        shown: dict[str, object] = {"role": "assistant", "content": without_calls(text, form) if calls else text}
         if reasoning:
             shown["reasoning_content"] = reasoning
         if calls:
