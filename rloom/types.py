@@ -39,6 +39,7 @@ class SampledEpisode:
     tokens: tuple[int, ...]  # after the prompt
     reward: float | None = None  # of the environment or the agent
     info: Mapping[str, Any] = field(default_factory=dict)  # for functions, beside the `extra_info` of the row
+    state: Mapping[str, Any] = field(default_factory=dict)  # plain attributes of the user's environment
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class EpisodeSummary:
     requests: Mapping[str, int] = field(default_factory=dict)  # of an agent: counts by kind; see AgentSession
     requested_tokens: int = 0  # of all requests for answers
     reused_tokens: int = 0  # of them: the engine had their keys and values
+    metrics: Mapping[str, float] = field(default_factory=dict)  # that the environment and its tools report
 
     @property
     def turns(self) -> tuple[EpisodeStep, ...]:

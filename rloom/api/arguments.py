@@ -1,11 +1,20 @@
 """Keyword arguments of `rloom.train` and `rloom.open_run`: keys, and rows and functions in place of files."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rloom.api.config import Source, changed, check_names, composed, is_keys, key_values, settings_of_trl, with_keys
+from rloom.api.episodes import (
+    CALLS_KEY,
+    EPISODE_ARGUMENTS,
+    MOST_CALLS,
+    EnvironmentArgument,
+    episode_keys,
+    gives_reward,
+    pickled_objects,
+)
 from rloom.api.rewards import FUNCTION, GivenRewards, RewardArgument, ZeroScores, given_rewards
 from rloom.config.base import EMBEDDED_NAME, GIVEN_IN_PYTHON
 from rloom.config.derived import reward_parts
@@ -21,7 +30,7 @@ from rloom.rewards.function_reward import style_of
 
 DATA_SOURCE = "custom"  # for rows without one, if no rule scores them
 ROWS = {"train": "data.train_files", "validation": "data.val_files"}  # argument -> the key of the files it replaces
-OWN_NAMES = ("reward", "reward_weights", "train", "validation", "callbacks", "args")
+OWN_NAMES = ("reward", "reward_weights", "train", "validation", "environment", "tools", "callbacks", "args")
 Rows = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]] | Any  # Any: datasets.Dataset, pandas.DataFrame
 
 
@@ -34,6 +43,8 @@ class Given:
     reward: RewardArgument | None = None
     reward_weights: Sequence[float] | None = None
     args: Any = None  # a configuration of TRL, or a mapping of its fields
+    environment: EnvironmentArgument | None = None
+    tools: Sequence[Callable[..., Any]] = ()
 
 
 def configured(
@@ -42,7 +53,8 @@ def configured(
     """The checked configuration, its rows and functions. `function`: for the error about a wrong name."""
     check_names(short, function, *OWN_NAMES)
     source, given = with_trl(source, given, short)
-    rewards = given_rewards(given.reward, given.reward_weights)
+    own = isinstance(given.environment, Mapping) or callable(given.environment)
+    rewards = given_rewards(given.reward, given.reward_weights, and_environment=own and gives_reward(given.environment))
     config = with_arguments(source, given, rewards, short)
     if not config.is_given("trainer.resume_mode") and not config.is_given("trainer.resume_from_path"):
         # a cell of a notebook that runs again has often changed: it begins anew, and does not continue the last run
@@ -61,6 +73,7 @@ def configured(
         train=given_rows(config, given.train, "train", data_source),
         validation=given_rows(config, given.validation, "validation", data_source),
         functions=zeros.functions,
+        episodes=pickled_objects(given.environment, given.tools),
     )
     return *check_run(config, objects), zeros
 
@@ -96,12 +109,15 @@ def device_count(own: Mapping[str, Any], short: Mapping[str, Any]) -> int | None
 def with_arguments(source: Source, given: Given, rewards: GivenRewards, short: Mapping[str, Any]) -> Config:
     base = composed(source)
     files = {ROWS[name]: file_names(value) or GIVEN_IN_PYTHON for name, value in rows_given(given).items()}
-    objects = {**files, **rewards.keys}
-    arguments = {**{key: name for name, key in ROWS.items()}, FUNCTION: "reward"}
+    episodes = episode_keys(given.environment, given.tools, given.reward)
+    objects = {**files, **rewards.keys, **episodes}
+    arguments = {**{key: name for name, key in ROWS.items()}, FUNCTION: "reward", **EPISODE_ARGUMENTS}
     for key in objects:
         if base.is_given(key):
             raise ConfigError(f"{key} and the argument {arguments.get(key, 'reward')} are both given; keep one")
     values, further = short_values(short)
+    if episodes:
+        further = {CALLS_KEY: MOST_CALLS, **further}
     own = {key: value for key, value in further.items() if not base.is_given(key)}
     every = {**own, **values, **objects}
     return with_keys(source, (), every) if every else base

@@ -1,6 +1,6 @@
 """The pieces of a step, for a loop of one's own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from rloom.algos.kl import token_rewards
 from rloom.algos.registry import ALGORITHMS
 from rloom.api.arguments import Given, Rows, configured
 from rloom.api.config import ShortKeys, Source
+from rloom.api.episodes import EnvironmentArgument
 from rloom.api.rewards import RewardArgument
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
@@ -117,6 +118,8 @@ def open_run(
     reward_weights: Sequence[float] | None = None,
     train: Rows | None = None,
     validation: Rows | None = None,
+    environment: EnvironmentArgument | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
     args: Any = None,
     **short: Unpack[ShortKeys],
 ) -> Iterator[Run]:
@@ -124,7 +127,7 @@ def open_run(
 
     Checkpoints of an earlier run in the same directory are set aside.
     """
-    given = Given(train, validation, reward, reward_weights, args)
+    given = Given(train, validation, reward, reward_weights, args, environment, tools)
     checked, data, _ = configured(config, given, short, "open_run")
     with claimed(checked, data.content) as own, open_cluster_if_needed(own, directory := run_directory(own)):
         check_own_algorithm(own)

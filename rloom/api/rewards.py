@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -23,6 +23,7 @@ RewardArgument = OneReward | Sequence[OneReward]
 
 FUNCTION, MODEL, SOURCE = "custom_reward_function.path", "reward_model.path", "data.default_data_source"
 MIX, WEIGHTS = "reward_model.composite.enable", "reward_model.composite.weights"
+ENVIRONMENT_PART = "environment_score"
 PART_OF = {FUNCTION: "rule_score", MODEL: "rm_score", SOURCE: "rule_score"}
 FORMS = (
     "a function, the folder or hub name (OWNER/NAME) of a reward model, the name of a rule, or a list of them with "
@@ -41,7 +42,10 @@ class GivenRewards:
         return self.keys.get(SOURCE)
 
 
-def given_rewards(reward: RewardArgument | None, weights: Sequence[float] | None) -> GivenRewards:
+def given_rewards(
+    reward: RewardArgument | None, weights: Sequence[float] | None, *, and_environment: bool = False
+) -> GivenRewards:
+    """`and_environment`: the environment of the calling program gives a reward, too, of weight 1 as in TRL."""
     if reward is None:
         if weights is not None:
             raise RewardError("reward_weights are given without reward; give a list of rewards")
@@ -49,6 +53,9 @@ def given_rewards(reward: RewardArgument | None, weights: Sequence[float] | None
     several: list[Any] = [*reward] if isinstance(reward, list | tuple) else [reward]
     if not several:
         raise RewardError(f"reward is an empty list; give {FORMS}")
+    if and_environment:
+        found = mixed(several, checked_weights(weights, len(several)))
+        return replace(found, keys={**found.keys, WEIGHTS: {**found.keys[WEIGHTS], ENVIRONMENT_PART: 1.0}})
     if len(several) == 1 and weights is None:
         key, value = key_of(several[0])
         return GivenRewards({key: value}, {PART_OF[FUNCTION]: several[0]} if callable(several[0]) else {})

@@ -11,6 +11,7 @@ from typing import Any, Never
 
 from rloom.api.arguments import Given, Rows, configured
 from rloom.api.config import ShortKeys, Source
+from rloom.api.episodes import EnvironmentArgument
 from rloom.api.rewards import RewardArgument, ZeroScores
 from rloom.errors import ConfigError
 from rloom.launch.directory import claimed
@@ -172,6 +173,8 @@ def train(
     reward_weights: Sequence[float] | None = None,
     train: Rows | None = None,
     validation: Rows | None = None,
+    environment: EnvironmentArgument | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
     lr: float | None = None,
     critic_lr: float | None = None,
     n: int | None = None,
@@ -203,13 +206,15 @@ def train(
     `reward(data_source, solution_str, ground_truth, extra_info)`, or with lists as in TRL if it has a parameter
     `completions`; the name of a reward model or a rule; or a list of them, whose sum by `reward_weights` is the score.
     `train`, `validation`: rows as a list of dicts, a datasets.Dataset or a pandas DataFrame, or names of files.
+    `environment`: for several turns, a class whose public methods are tools, or one with `step`; several by name; or
+    the name of one of rloom's. `tools`: functions that the policy calls. Both run in processes of their own.
     `lr` ... `output_dir`: keys by their short names; docs/python.md has the table. `config`: all other keys: a mapping
     with dotted or nested keys, a list of "key=value" texts, the path of a YAML file, or a Config. `callbacks`: called
     with a StepReport after each step; the run stops if one returns False or raises StopTraining. `args`: TRL's
     GRPOConfig or RLOOConfig, or a dict of its fields; other arguments override it.
     """
     given = {name: value for name, value in locals().items() if name in ShortKeys.__annotations__} | unknown
-    return trained(config, Given(train, validation, reward, reward_weights, args), given, callbacks)
+    return trained(config, Given(train, validation, reward, reward_weights, args, environment, tools), given, callbacks)
 
 
 def trained(source: Source, given: Given, short: Mapping[str, Any], callbacks: Iterable[Callback]) -> TrainResult:

@@ -78,12 +78,13 @@ class NamedIn:
 
     table: Mapping[str, Any]
     group: str  # of entry points
+    further: tuple[str, ...] = ()  # values that rloom writes itself
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def check(self, name: str | None) -> str | None:
-        if name is not None and name not in self.table and not is_own(name, self.group):
+        if name is not None and name not in (*self.table, *self.further) and not is_own(name, self.group):
             raise PydanticCustomError("literal_error", "there is no such entry")
         return name
 

@@ -18,7 +18,7 @@ from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import Key, all_keys, value_at
 from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config, PolicyLossSection
-from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, MULTI_TURN, OWN_KEY, EpisodeKind, episode_kind
+from rloom.episodes.kinds import AGENT, ENABLE_KEY, ENVIRONMENT_KEY, MULTI_TURN, OWN_KEY, EpisodeKind, episode_kind
 from rloom.episodes.kinds import KINDS as EPISODES
 from rloom.extras import TRACKERS
 from rloom.tables import read_table
@@ -263,7 +263,7 @@ def reward_model_rules() -> list[EffectRule]:
 
 def episode_rules() -> Iterator[EffectRule]:
     """The keys of episodes of several turns: those that some kinds read, and those that all read."""
-    selecting = {key for kind in EPISODES.values() for key in kind.keys} | {OWN_KEY}
+    selecting = {key for kind in EPISODES.values() for key in kind.keys} | {OWN_KEY, ENABLE_KEY}
     reading = {name: {*kind.reads, *kind.keys} for name, kind in EPISODES.items()}
     some = dict.fromkeys(key for keys in reading.values() for key in keys if key not in selecting)
     for key in some:

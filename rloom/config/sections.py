@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
-from rloom.config.base import EMBEDDED_NAME, NamedIn, PassKeys, PassSection, Section, Switch, key, names_code, section
+from rloom.config.base import (
+    EMBEDDED_NAME,
+    GIVEN_IN_PYTHON,
+    NamedIn,
+    PassKeys,
+    PassSection,
+    Section,
+    Switch,
+    key,
+    names_code,
+    section,
+)
 from rloom.environments.kinds import ENVIRONMENTS
 from rloom.episodes.kinds import ENVIRONMENT_GROUP
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
@@ -361,7 +372,12 @@ class MultiTurnSection(Section):
         "package registers as an entry point of rloom.episode_kinds. null: the kind follows from the other keys.",
         needs_consent=bool,
     )
-    environment: Annotated[str | None, NamedIn(ENVIRONMENTS, ENVIRONMENT_GROUP)] = key(
+    enable: bool | None = key(
+        None,
+        "As verl's commands have it. True: answers have several turns, and another key says with what. null: if one "
+        "does.",
+    )
+    environment: Annotated[str | None, NamedIn(ENVIRONMENTS, ENVIRONMENT_GROUP, (GIVEN_IN_PYTHON,))] = key(
         None,
         "What answers the policy between its turns: the name of an environment of rloom, or your own class or list of "
         "functions as file.py:name or module:name. null: one turn, unless tools or an agent are set.",
@@ -372,14 +388,29 @@ class MultiTurnSection(Section):
         None, "A Python file whose functions marked with @function_tool are tools.", needs_consent=bool
     )
     tool_config_path: str | None = key(
-        None, "A YAML file that lists tools: classes of BaseTool, or servers of MCP.", needs_consent=bool
+        None,
+        "A YAML file that lists tools, as verl has it: classes of BaseTool, and MCP servers. Or a JSON file of MCP "
+        'servers: {"mcpServers": {...}}.',
+        needs_consent=bool,
     )
     interaction_config_path: str | None = key(
         None, "A YAML file that lists classes which answer the policy in place of a user.", needs_consent=bool
     )
-    format: str = key(
+    format: Literal[
         "auto",
-        "How calls of tools are written: hermes, llama3_json, mistral, ... auto: every known form is read.",
+        "hermes",
+        "qwen",
+        "qwen3_coder",
+        "glm",
+        "llama3_json",
+        "mistral",
+        "gpt-oss",
+        "gemma",
+        "gemma4",
+        "deepseek",
+    ] = key(
+        "auto",
+        "The form in which calls of tools are read. hermes or qwen: that of Qwen2.5 and Qwen3. auto: every one.",
     )
     max_assistant_turns: int | None = key(None, "Turns of the policy in an episode. null: no limit.", ge=1)
     max_user_turns: int | None = key(
@@ -396,7 +427,12 @@ class MultiTurnSection(Section):
         "each branch is limited.",
         ge=1,
     )
-    max_parallel_calls: int = key(1, "Calls of tools in one turn; further ones are not run.", ge=1)
+    max_parallel_calls: int = key(
+        1,
+        "Calls of tools in one turn; further ones are not run. Async functions run at the same time, others one after "
+        "the other.",
+        ge=1,
+    )
     max_tool_response_length: int = key(256, "Characters of one tool's result; longer ones are cut.", ge=1)
     tool_response_truncate_side: Literal["left", "middle", "right"] = key(
         "middle", "Which side of a long result is kept: left, right, or both without the middle."

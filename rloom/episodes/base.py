@@ -1,14 +1,14 @@
 """Environments, as the episodes use them, and the messages between the driver and the processes they run in.
 
 Imports no torch: the processes start in milliseconds.
-driver → process: ("begin", row, messages, seed), then ("act", text) for every answer, then ("end",), as pickles; after
-that the process closes the environment and ends.
+driver → process: ("begin", row, messages, seed), then ("act", text, marked) for every answer, then ("end",), as
+pickles; after that the process closes the environment and ends.
 process → driver: one reply to each, as JSON: what comes from there may have been written by generated code, and a
 pickle could run it here.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from rloom.types import Message, ToolCall
@@ -33,20 +33,34 @@ class Observation:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Report:
+    """What an environment tells at the end, beside the reward."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for reward functions, in `extra_info`
+    state: Mapping[str, Any] = field(default_factory=dict)  # its plain attributes, for TRL's argument `environments`
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 class Environment(Protocol):
-    """One instance serves one episode. All methods run in a process of their own."""
+    """One instance serves one episode. All methods run in a process of their own, and call a user's code within its
+    time limit."""
 
     @property
-    def tools(self) -> tuple[ToolSchema, ...]: ...
+    def tools(self) -> tuple[ToolSchema, ...]:
+        """Of this episode, once it has begun."""
 
     def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages before the first answer. `row`: the columns of the data; `messages`: its prompt."""
 
-    def act(self, text: str) -> Observation:
-        """After an answer of the policy."""
+    def act(self, text: str, marked: str | None = None) -> Observation:
+        """After an answer of the policy. `marked`: with its special tokens, if it has some: calls may have them."""
 
     def end(self) -> float | None:
         """The reward of the whole episode; None: it gives none. Called once, whether or not the episode is done."""
+
+    def report(self) -> Report:
+        """After the end."""
 
     def close(self) -> None: ...
 
@@ -66,16 +80,22 @@ class Limits:
     episode_s: float | None = None
     episode_tokens: int | None = None  # after the first prompt, sampled and added ones; of all branches together
     at_limit: AtLimit = "score"
-    parallel_calls: int = 1
+    parallel_calls: int = 1  # calls of tools that are run in one turn
+    tool_error: str = "text"  # a tool that fails: the policy reads the error (text), or the episode fails (fail)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What an environment is made of."""
+    """What environments are made of."""
 
-    reference: str  # file.py:name or module:name
+    reference: str | None  # file.py:name or module:name of an environment
     kwargs: Mapping[str, Any]
     limits: Limits
+    function_tool_path: str | None = None
+    tool_config_path: str | None = None
+    interaction_config_path: str | None = None
+    objects: bytes | None = None  # the calling program's own environment and tools, pickled
+    call_format: str = "auto"  # of tool calls
 
 
 def cut(text: str, limit: int | None, side: str) -> str:

@@ -17,7 +17,7 @@ from rloom.plugins import Reference, installed, is_own, resolve_kind
 GROUP, ENVIRONMENT_GROUP = "rloom.episode_kinds", "rloom.environments"  # entry points of other packages
 ROLLOUT = "actor_rollout_ref.rollout"
 MULTI_TURN, AGENT = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent"
-OWN_KEY, ENVIRONMENT_KEY = f"{MULTI_TURN}.kind", f"{MULTI_TURN}.environment"
+OWN_KEY, ENVIRONMENT_KEY, ENABLE_KEY = f"{MULTI_TURN}.kind", f"{MULTI_TURN}.environment", f"{MULTI_TURN}.enable"
 
 ONE_TURN, WITH_TOOLS = "single_turn_agent", "tool_agent"  # agent loops of rloom, by verl's names
 
@@ -66,17 +66,19 @@ KINDS: Mapping[str, EpisodeKind] = {
         build="rloom.launch.episodes:environment_driver",
         keys=(ENVIRONMENT_KEY,),
         reads=(f"{MULTI_TURN}.environment_kwargs", *TOOL_KEYS),
+        includes=("tools",),
         check="rloom.launch.early_checks:check_environment",
     ),
     "tools": EpisodeKind(
         title="tools",
-        build="rloom.launch.episodes:tools_driver",
+        build="rloom.launch.episodes:environment_driver",
         keys=(
             f"{MULTI_TURN}.function_tool_path",
             f"{MULTI_TURN}.tool_config_path",
             f"{MULTI_TURN}.interaction_config_path",
         ),
         reads=TOOL_KEYS,
+        check="rloom.launch.early_checks:check_tool_files",
         rewards=False,
     ),
     "agent": EpisodeKind(
@@ -131,6 +133,13 @@ def gives_rewards(config: Any) -> bool:
 def episode_faults(config: Any) -> Iterator[str]:
     """One sentence for each fault of the keys that select the kind."""
     chosen = chosen_kinds(config)
+    enabled = attrgetter(ENABLE_KEY)(config)
+    if enabled and not chosen:
+        tools = ", ".join(KINDS["tools"].keys)
+        yield f"{ENABLE_KEY}=True: nothing says what is between the turns; set {tools}, {ENVIRONMENT_KEY} or an agent"
+    if enabled is False and chosen:
+        key = next(key for kind in chosen.values() for key in kind.keys if attrgetter(key)(config) is not None)
+        yield f"{ENABLE_KEY}=False and {key}={attrgetter(key)(config)}: remove one of the two"
     if len(chosen) > 1:
         given = [f"{key}={attrgetter(key)(config)}" for kind in chosen.values() for key in kind.set_keys(config)]
         yield f"{' and '.join(given)}: each says how the episodes of the run go; keep one"

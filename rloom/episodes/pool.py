@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, KILL, Observation, Setup, ToolSchema
+from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, KILL, Limits, Observation, Report, Setup, ToolSchema
 from rloom.episodes.record import Ending
 from rloom.errors import RewardError
 from rloom.import_path import child_command
@@ -190,11 +190,11 @@ class EnvironmentPool:
         async with self.places:
             process = await self.process()
             assert isinstance(self.setup, Setup)
-            limit_s = self.setup.limits.call_s + KILL_GRACE_S
-            episode = RunningEnvironment(process, limit_s)
+            episode = RunningEnvironment(process, self.setup.limits)
             try:
                 yield episode
             finally:
+                limit_s = self.setup.limits.call_s + KILL_GRACE_S
                 close_s = limit_s if episode.ended else 0 if episode.busy else CLOSE_S
                 if not (close_s and await process.ends_within(close_s)):
                     self.kill(process.pid)
@@ -270,17 +270,26 @@ class Output:
 class RunningEnvironment:
     """The environment of one episode."""
 
-    def __init__(self, process: EnvironmentProcess, limit_s: float) -> None:
-        self.process, self.limit_s = process, limit_s
+    def __init__(self, process: EnvironmentProcess, limits: Limits) -> None:
+        self.process, self.limits = process, limits
         self.busy = False  # a call has no reply yet
         self.ended = False
+        self.tools: tuple[ToolSchema, ...] | None = None  # None: those of all episodes
+        self.report = Report()  # after the end
 
     async def begin(self, row: Mapping[str, Any], messages: Sequence[Message], seed: int) -> tuple[Message, ...]:
         """`seed`: of what it draws."""
-        return as_messages((await self.call(BEGIN, dict(row), tuple(messages), seed)).get("messages"))
+        # the environment is made, then it begins
+        found = await self.call(2, BEGIN, dict(row), tuple(messages), seed)
+        if (tools := found.get("tools")) is not None:
+            if not isinstance(tools, list):
+                raise WrongReply(f"its tools are {shown(tools)}, not a list")
+            self.tools = tuple(tools)
+        return as_messages(found.get("messages"))
 
-    async def act(self, text: str) -> Observation:
-        found = await self.call(ACT, text)
+    async def act(self, text: str, marked: str | None = None) -> Observation:
+        """`marked`: the text with special tokens, in which some models write calls; None: they change nothing."""
+        found = await self.call(self.limits.parallel_calls, ACT, text, marked)
         if not isinstance(found.get("done"), bool):
             raise WrongReply(f"its reply has done={shown(found.get('done'))}; true or false are possible")
         calls = found.get("calls")
@@ -292,14 +301,16 @@ class RunningEnvironment:
         """The reward at the end. After a call that was given up there is none, and the process is killed."""
         if self.busy:
             return None
-        reward = as_reward((await self.call(END)).get("reward"))
+        found = await self.call(2, END)  # reward and report
         self.ended = True
-        return reward
+        self.report = as_report(found)
+        return as_reward(found.get("reward"))
 
-    async def call(self, *request: Any) -> Mapping[str, Any]:
+    async def call(self, calls: int, *request: Any) -> Mapping[str, Any]:
+        """`calls`: of a user's code, each within its limit."""
         self.busy = True
         try:
-            found = await self.process.call(request, self.limit_s)
+            found = await self.process.call(request, calls * self.limits.call_s + KILL_GRACE_S)
         except WrongReply:
             self.busy = False
             raise
@@ -308,6 +319,18 @@ class RunningEnvironment:
             ending = Ending.FAILED if found.get("in_time") else Ending.NO_ANSWER
             raise EnvironmentFailed(plain_text(str(found["failed"])), ending)
         return found
+
+
+def as_report(found: Mapping[str, Any]) -> Report:
+    facts, state, metrics = found.get("facts"), found.get("state"), found.get("metrics")
+    if not all(isinstance(one, dict) for one in (facts, state, metrics)):
+        raise WrongReply(f"its report is {shown([facts, state, metrics])}, not three mappings")
+    assert isinstance(facts, dict) and isinstance(state, dict) and isinstance(metrics, dict)
+    return Report(facts, state, {str(name): float(value) for name, value in metrics.items() if is_number(value)})
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def as_messages(found: Any) -> tuple[Message, ...]:
@@ -322,7 +345,7 @@ def as_messages(found: Any) -> tuple[Message, ...]:
 def as_reward(found: Any) -> float | None:
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    if not is_number(found):
         raise WrongReply(f"its reward is {shown(found)}, not a finite number")
     return float(found)
 

@@ -7,8 +7,9 @@ from enum import Enum
 from typing import Any
 
 from rloom.batch import Trajectory
-from rloom.episodes.base import AtLimit
+from rloom.episodes.base import AtLimit, Report
 from rloom.episodes.episode import Branch, Episode, Node
+from rloom.episodes.tool_calls import parse_tool_calls, without_calls
 from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, SampledEpisode, Score, ToolCall
 
 
@@ -51,6 +52,7 @@ class EpisodeRecord:
     counts: Mapping[str, int] = field(default_factory=dict)  # of an agent's requests; a metric each
     requested_tokens: int = 0  # of all requests for answers
     reused_tokens: int = 0  # of them: the engine had their keys and values
+    report: Report = field(default_factory=Report)  # of the environment, at the end
 
     @property
     def turns(self) -> int:
@@ -92,11 +94,12 @@ def episode_sample(prompt: Prompt, record: EpisodeRecord, text: str) -> Sample:
         response_tokens=tuple(answers[-1].tokens_L.tolist()) if answers else (),
         columns=prompt.columns,
         episode=SampledEpisode(
-            tuple(record.messages[len(first.messages) :]),
+            tuple(map(with_calls, record.messages[len(first.messages) :])),
             text,
             record.after_prompt,
             record.reward,
             episode_info(record),
+            record.report.state,
         ),
     )
 
@@ -113,7 +116,19 @@ def episode_info(record: EpisodeRecord) -> dict[str, Any]:
         "tool_calls": [asdict(call) for node in nodes for call in node.calls],
         "environment_reward": record.reward,
         "ending": record.ending.value,
+        **record.report.facts,
     }
+
+
+def with_calls(message: Message) -> Message:
+    """An answer in OpenAI's form, with arguments as mappings, as TRL gives it to reward functions."""
+    calls = parse_tool_calls(message["content"]) if message["role"] == "assistant" else []
+    made = [
+        {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+        if call.error is None
+    ]
+    return {**message, "content": without_calls(message["content"]), "tool_calls": made} if made else message
 
 
 def episode_trajectories(
@@ -170,6 +185,7 @@ def episode_summary(record: EpisodeRecord, branches: Sequence[Branch]) -> Episod
         dict(record.counts),
         record.requested_tokens,
         record.reused_tokens,
+        record.report.metrics,
     )
 
 
@@ -239,7 +255,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
     counted = sorted({name for episode in episodes for name in episode.requests})
     metrics |= {f"agent/{name}": sum(one.requests.get(name, 0) for one in episodes) / count for name in counted}
-    return metrics | tool_metrics(episodes)
+    return metrics | tool_metrics(episodes) | environment_metrics(episodes)
 
 
 def tool_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
@@ -259,6 +275,15 @@ def tool_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
             "tool/seconds/max": max(call.seconds for call in calls),
         }
     return metrics
+
+
+def environment_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """Means of what environments and tools report, over the episodes that report it."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            found.setdefault(f"environment/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def added_tokens(episode: EpisodeSummary) -> int:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from rloom.episodes.base import Limits, ToolSchema
+from rloom.episodes.base import Limits, Report, ToolSchema
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
 from rloom.episodes.record import Ending, EpisodeRecord
 from rloom.episodes.writer import EpisodeWriter, Texts
@@ -196,17 +196,18 @@ class EnvironmentDriver:
             except LimitReached as reached:
                 run.ending = reached.ending
             at_end = await environment.end()
+            run.report = environment.report
         given = [*run.rewards, *([] if at_end is None else [at_end])]
         run.reward = sum(given) if given else None
 
     async def converse(self, run: "RunningEpisode", environment: RunningEnvironment) -> None:
         prompt, writer = run.row.prompt, run.writer
         messages = await environment.begin(prompt.columns, prompt.messages, run.row.seed(0))
-        leaf = writer.begin(messages, self.tools)
+        leaf = writer.begin(messages, self.tools if environment.tools is None else environment.tools)
         while True:
             answer = await run.answer(leaf)
             began = time.monotonic()
-            seen = await environment.act(writer.text(answer))
+            seen = await environment.act(writer.text(answer), writer.marked_text(answer))
             seconds = time.monotonic() - began
             run.environment_seconds += seconds
             if seen.reward is not None:
@@ -241,6 +242,7 @@ class RunningEpisode:
         self.rewards: list[float] = []  # of turns
         self.counts: Counter[str] = Counter()  # of an agent's requests; a metric each
         self.environment_seconds = 0.0
+        self.report = Report()
         self.generating = 0  # answers, at this moment
         self.idle_since = time.monotonic()  # since when none was
         self.requested_tokens = self.reused_tokens = 0
@@ -326,4 +328,5 @@ class RunningEpisode:
             self.counts,
             self.requested_tokens,
             self.reused_tokens,
+            self.report,
         )

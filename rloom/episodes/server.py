@@ -1,6 +1,6 @@
 """The process that the environments' processes are forked from, and such a process.
 
-The user's file is imported once, here. A process serves one episode, and closes its environment at the end, also when
+The user's files are imported once, here. A process serves one episode, and closes its environment at the end, also when
 the driver has ended. When a call does not end in its time, an error is raised in it, and if that has no effect the
 driver has the process killed. Processes that it leaves behind become children of this one, which kills them.
 """
@@ -18,29 +18,24 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rloom.episodes.agents.load import load_agent
 from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent
-from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, Setup
-from rloom.episodes.contracts import make_environment
+from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, Setup, ToolSchema
+from rloom.episodes.contracts.calls import CallTimeout, time_limit
+from rloom.episodes.contracts.table import KEY, UserCode, load_code
 from rloom.episodes.stand_ins import install_stand_ins
 from rloom.errors import RloomError
 from rloom.interrupts import outlive_sigterm
-from rloom.plugins import load_plugin
 from rloom.rewards.framing import exactly, framed, read_frame, write_all
 from rloom.runtime.fork_server import end_with_parent
 
-KEY = "actor_rollout_ref.rollout.multi_turn.environment"
 NICENESS = 5  # generation gets most of a core that both want
 SET_CHILD_SUBREAPER = 36  # of prctl, on Linux
-
-
-class CallTimeout(Exception):
-    """A call took longer than its limit."""
 
 
 def main() -> None:
@@ -58,15 +53,15 @@ def main() -> None:
         main_of_agents(control, setup)
         return
     try:
-        made = load_plugin(KEY, setup.reference)
-        environment = make_environment(made, setup.kwargs, setup.limits)
-        answer = as_reply({"tools": environment.tools})
+        code = load_code(setup)
+        tools = code.schemas()
+        answer = as_reply({"tools": tools})
     except BaseException as error:  # also an exit
         reason = str(error) if isinstance(error, RloomError) else f"{KEY}={setup.reference}: {one_line(error)}"
         write_all(control.fileno(), as_reply({"failed": reason}))
         return
     write_all(control.fileno(), answer)
-    serve(control, partial(serve_episode, setup=setup, made=made))
+    serve(control, partial(serve_episode, code=code, tools=tools))
 
 
 def main_of_agents(control: socket.socket, setup: AgentSetup) -> None:
@@ -171,8 +166,8 @@ def kill_left_behind(children: set[int]) -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
-def serve_episode(connection: socket.socket, setup: Setup, made: Any) -> None:
-    signal.signal(signal.SIGALRM, raise_timeout)
+def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSchema, ...]) -> None:
+    """`tools`: those that episodes have, unless their beginning says something else."""
     environment: Environment | None = None
 
     def answer_to(what: str, *arguments: Any) -> Mapping[str, Any]:
@@ -180,26 +175,27 @@ def serve_episode(connection: socket.socket, setup: Setup, made: Any) -> None:
         if what == BEGIN:
             row, messages, seed = arguments
             set_seed(seed)
-            environment = make_environment(made, setup.kwargs, setup.limits)
-            return {"messages": environment.begin(row, messages)}
+            environment = code.environment(row)
+            begun = environment.begin(row, messages)
+            return {"messages": begun, "tools": None if environment.tools == tools else environment.tools}
         assert environment is not None
         if what == ACT:
             return environment.act(*arguments).to_json()
         assert what == END
-        return {"reward": environment.end()}
+        return {"reward": environment.end(), **asdict(environment.report())}
 
-    what, limit_s = BEGIN, setup.limits.call_s
+    what = BEGIN
     try:
         while what != END:
             what, *arguments = pickle.loads(read_frame(connection.recv))
             try:
-                answer = as_reply(limited(limit_s, answer_to, what, *arguments))
+                answer = as_reply(answer_to(what, *arguments))
             except BaseException as error:  # of the user's code; also an exit
                 answer = as_reply({"failed": one_line(error), "in_time": not isinstance(error, CallTimeout)})
             write_all(connection.fileno(), answer)
     finally:
         if environment is not None:
-            limited(limit_s if what == END else CLOSE_S, closed, environment)
+            closed(environment, code.limits.call_s if what == END else CLOSE_S)
 
 
 def set_seed(seed: int) -> None:
@@ -209,24 +205,13 @@ def set_seed(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def closed(environment: Environment) -> None:
+def closed(environment: Environment, limit_s: float) -> None:
     """An error here changes no result."""
     try:
-        environment.close()
+        with time_limit(limit_s):
+            environment.close()
     except BaseException:
         traceback.print_exc()
-
-
-def limited(limit_s: float, function: Any, *arguments: Any) -> Any:
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        return function(*arguments)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def raise_timeout(number: int, frame: FrameType | None) -> None:
-    raise CallTimeout("it took longer than its limit")
 
 
 def as_reply(answer: Mapping[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from rloom.episodes.episode import Node
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached, RunningEpisode
 from rloom.episodes.template import as_tool_call, readable
-from rloom.episodes.tool_calls import parse_tool_calls, split_reasoning, without_calls
+from rloom.episodes.tool_calls import AUTO, parse_tool_calls, split_reasoning, without_calls
 from rloom.episodes.writer import calls_of
 from rloom.types import Message
 
@@ -100,7 +100,7 @@ class AgentSession:
         self.nodes[name] = node
         answer = readable(writer.episode.nodes[node].conversation.messages[-1])
         made = sum(len(calls_of(message)) for message in writer.heard(leaf))
-        shown, stop = shown_message(answer, stops, reads_calls and bool(tools), made)
+        shown, stop = shown_message(answer, stops, reads_calls and bool(tools), made, writer.texts.call_format)
         writer.episode.replace(node, shown=(shown,))
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
 
@@ -126,11 +126,12 @@ class AgentSession:
 
 
 def shown_message(
-    answer: Message, stops: Sequence[str], reads_calls: bool, made: int
+    answer: Message, stops: Sequence[str], reads_calls: bool, made: int, form: str = AUTO
 ) -> tuple[dict[str, Any], str | None]:
     """The message without the stop text that ended it, and that text.
 
     `made`: calls before it in the conversation. Ids are those that the chat template writes: equal in every run.
+    `form`: of tool calls.
     """
     text: str = answer["content"]
     place, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
@@ -140,8 +141,8 @@ def shown_message(
         shown["reasoning_content"] = reasoning
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in calls_of(answer)]
     if reads_calls and not calls:
-        calls = [(call.name, call.arguments) for call in parse_tool_calls(text) if call.error is None]
-        shown["content"] = without_calls(text) if calls else text
+        calls = [(call.name, call.arguments) for call in parse_tool_calls(text, form) if call.error is None]
+        shown["content"] = without_calls(text, form) if calls else text
     if reads_calls and calls:
         shown["tool_calls"] = [
             as_tool_call(made + number, name, arguments if isinstance(arguments, str) else json.dumps(arguments))

@@ -11,7 +11,7 @@ import torch
 from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.template import Conversation, TurnTemplate
-from rloom.episodes.tool_calls import split_reasoning
+from rloom.episodes.tool_calls import AUTO, split_reasoning
 from rloom.errors import DataError
 from rloom.rollout.base import Completion
 from rloom.types import Message
@@ -25,6 +25,7 @@ class Texts:
     decode: Callable[[Sequence[int]], str]  # without special tokens
     stop_texts: Mapping[int, str]  # stop token -> its text
     decode_marked: Callable[[Sequence[int]], str] | None = None  # with the special tokens that the chat template writes
+    call_format: str = AUTO  # of tool calls
 
 
 @dataclass
@@ -154,6 +155,15 @@ class EpisodeWriter:
             finished=False,
             experts_LMK=None if experts_LMK is None else experts_LMK[: len(experts_LMK) - len(tokens) + length],
         )
+
+    def marked_text(self, answer: int) -> str | None:
+        """With special tokens, in which some models write calls; None: they change nothing."""
+        if self.texts.decode_marked is None:
+            return None
+        node = self.episode.nodes[answer]
+        tokens = node.tokens_L.tolist()
+        marked = self.texts.decode_marked(tokens[:-1] if node.stop else tokens)
+        return None if marked == self.text(answer) else marked
 
     def text(self, answer: int) -> str:
         return str(self.episode.nodes[answer].messages[0]["content"])

@@ -140,7 +140,7 @@ def open_parts(
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
         open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
-        open_episodes(config, tokenizer) as episodes,
+        open_episodes(config, tokenizer, inputs.episodes) as episodes,
         open_groups(config, layout, logs) as groups,
     ):
         at_once = scores_during_generation(config, layout)

@@ -16,7 +16,7 @@ from rloom.config.schema import Config, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
-from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, environment_reference, episode_kind
+from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, MULTI_TURN, environment_reference, episode_kind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
 from rloom.gpus import CHOICE, has_no_gpu, smallest_memory, visible_gpus
@@ -260,7 +260,17 @@ def check_episodes(config: Config) -> None:
 def check_environment(config: Config) -> None:
     name = config.actor_rollout_ref.rollout.multi_turn.environment
     assert name is not None
-    check_reference(ENVIRONMENT_KEY, environment_reference(name))
+    if name != GIVEN_IN_PYTHON:
+        check_reference(ENVIRONMENT_KEY, environment_reference(name))
+    check_tool_files(config)
+
+
+def check_tool_files(config: Config) -> None:
+    keys = config.actor_rollout_ref.rollout.multi_turn
+    for name in ("function_tool_path", "tool_config_path", "interaction_config_path"):
+        path = getattr(keys, name)
+        if path not in (None, GIVEN_IN_PYTHON) and not expand(path).is_file():
+            raise ConfigError(f"{MULTI_TURN}.{name}={path}: there is no such file; correct the path")
 
 
 def check_agent(config: Config) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rloom.config.base import GIVEN_IN_PYTHON
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.episodes.agents.process import AgentSetup
 from rloom.episodes.base import Limits, Setup
-from rloom.episodes.kinds import KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
+from rloom.episodes.kinds import KINDS, MULTI_TURN, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
@@ -75,12 +76,31 @@ def environment_reward(config: Config) -> EnvironmentReward:
     return EnvironmentReward(rules(config) if kind is not None and kind.or_rules else None)
 
 
-def environment_driver(config: Config, texts: Texts, limits: Limits) -> EnvironmentDriver:
+def environment_driver(config: Config, texts: Texts, limits: Limits, objects: bytes | None = None) -> EnvironmentDriver:
+    """`objects`: the calling program's environment and tools."""
     keys = config.actor_rollout_ref.rollout.multi_turn
-    assert keys.environment is not None
-    setup = Setup(environment_reference(keys.environment), keys.environment_kwargs, limits)
+    if objects is None and GIVEN_IN_PYTHON in (keys.environment, keys.function_tool_path):
+        raise ConfigError(
+            f"{MULTI_TURN}: the environment or the tools of that run were given to rloom.train and not saved; set "
+            f"{MULTI_TURN}.environment=FILE.py:NAME or function_tool_path=FILE"
+        )
+    named = None if keys.environment in (None, GIVEN_IN_PYTHON) else environment_reference(keys.environment)
+    setup = Setup(
+        named,
+        keys.environment_kwargs,
+        limits,
+        file_of(keys.function_tool_path),
+        file_of(keys.tool_config_path),
+        file_of(keys.interaction_config_path),
+        objects,
+        keys.format,
+    )
     pool = EnvironmentPool(setup, keys.max_environments)
     return EnvironmentDriver(pool, pool.load())
+
+
+def file_of(path: str | None) -> str | None:
+    return None if path in (None, GIVEN_IN_PYTHON) else str(expand(path))
 
 
 def agent_driver(config: Config, texts: Texts, limits: Limits) -> "AgentDriver":
@@ -186,8 +206,10 @@ class SingleTokenTexts(dict[int, str]):
 
 
 @contextmanager
-def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[EpisodeRunner | None]:
-    """None: answers have one turn."""
+def open_episodes(
+    config: Config, tokenizer: PreTrainedTokenizerBase, objects: bytes | None = None
+) -> Iterator[EpisodeRunner | None]:
+    """None: answers have one turn. `objects`: what the calling program gave in place of files."""
     kind = episode_kind(config)
     if kind is None:
         yield None
@@ -198,9 +220,11 @@ def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterato
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         SingleTokenTexts(tokenizer),
         marked_decoder(tokenizer, template.source),
+        config.actor_rollout_ref.rollout.multi_turn.format,
     )
     limits = limits_of(config)
-    driver: Driver = referenced(kind.build)(config, texts, limits)
+    given = {} if objects is None else {"objects": objects}
+    driver: Driver = referenced(kind.build)(config, texts, limits, **given)
     with closing(EpisodeRunner(driver, texts, limits)) as runner:
         yield runner
 
@@ -220,4 +244,5 @@ def limits_of(config: Config) -> Limits:
         episode_tokens=keys.max_episode_length,
         at_limit=keys.at_limit,
         parallel_calls=keys.max_parallel_calls,
+        tool_error=keys.tool_error,
     )

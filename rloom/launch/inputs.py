@@ -35,6 +35,7 @@ class UserObjects:
     train: GivenRows | None = None
     validation: GivenRows | None = None
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # part of the reward -> its function
+    episodes: bytes | None = None  # environment and tools, pickled
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class RunData:
     train: Sequence[PromptRow]
     held_out: Sequence[PromptRow]
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    episodes: bytes | None = None
 
     @cached_property
     def content(self) -> str:
@@ -95,6 +97,7 @@ class Inputs:
     held_out: list[Prompt]
     content: str  # digest of the training rows as they are in the files
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # the caller's rewards
+    episodes: bytes | None = None  # the caller's environment and tools
 
 
 def read_data(config: Config, given: UserObjects) -> RunData:
@@ -107,6 +110,7 @@ def read_data(config: Config, given: UserObjects) -> RunData:
         ),
         held_out_rows(config, given.validation),
         given.functions,
+        given.episodes,
     )
 
 
@@ -196,6 +200,7 @@ def read_inputs(config: Config, data: RunData) -> Inputs:
         as_prompts(config, tokenizer, data.held_out, HELD_OUT),
         data.content,
         data.functions,
+        data.episodes,
     )
 
 

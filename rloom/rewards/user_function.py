@@ -27,7 +27,7 @@ GROUP_ARGUMENTS = ("data_sources", "solution_strs", "ground_truths", "extra_info
 QUERY_ARGUMENTS = ("queries", "prompts", "labels")  # lists
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 NAMES = {Style.ANSWER: ARGUMENTS, Style.GROUP: GROUP_ARGUMENTS, Style.QUERIES: QUERY_ARGUMENTS}
-TRL_ONLY = ("trainer_state", "environments")  # objects of TRL's trainer
+TRL_ONLY = ("trainer_state",)  # objects of TRL's trainer
 
 
 def check_source(path: str, name: str, reward_kwargs: Mapping[str, Any], *, whole_groups: bool) -> None:
@@ -327,10 +327,24 @@ def _columns(group: SampleGroup) -> dict[str, Any]:
             sample.whole_response if isinstance(prompt, str) else [dict(message) for message in sample.answer_messages]
             for sample, prompt in zip(group, prompts, strict=True)
         ],
+        **({"environments": [EnvironmentState(sample) for sample in group]} if group[0].episode else {}),
         "completion_ids": [
             list(sample.response_tokens if sample.episode is None else sample.episode.tokens) for sample in group
         ],
     }
+
+
+class EnvironmentState:
+    """The environment of an episode, as TRL's argument `environments` has it: its attributes of plain data."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.__dict__.update({} if sample.episode is None else sample.episode.state)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the environment has no {name!r} here: it ran in a process of its own, and reward functions read its "
+            f"public attributes of plain data: {', '.join(self.__dict__) or 'none'}"
+        )
 
 
 def _ground_truth(sample: Sample) -> dict[str, Any]:

@@ -139,6 +139,7 @@ RL: Mapping[str, TrlField] = {
     "num_generations": TrlField(f"{ROLLOUT}.n"),
     "num_generations_eval": TrlField(f"{ROLLOUT}.val_kwargs.n"),
     "max_completion_length": TrlField("data.max_response_length"),
+    "max_tool_calling_iterations": TrlField(f"{ROLLOUT}.multi_turn.max_user_turns"),
     "max_prompt_length": TrlField(
         "data.max_prompt_length", lambda v: {"data.max_prompt_length": v, "data.truncation": "left"}
     ),

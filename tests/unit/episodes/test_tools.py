@@ -6,7 +6,8 @@ import pytest
 from transformers.utils import get_json_schema
 
 from rloom.episodes.base import Limits, cut
-from rloom.episodes.contracts import ToolEnvironment, make_environment
+from rloom.episodes.contracts.table import UserCode
+from rloom.episodes.contracts.tools import FunctionTools, ToolEnvironment
 from rloom.episodes.schema import tool_schema
 from rloom.episodes.tool_calls import ParsedCall, parse_tool_calls
 from rloom.errors import ConfigError
@@ -108,7 +109,7 @@ def test_calls_are_read_in_every_form(text, calls):
 def test_a_call_that_cannot_be_read_is_an_error_that_the_policy_reads(body, reason):
     (found,) = parse_tool_calls(f"<tool_call>{body}</tool_call>")
     assert reason in found.error
-    seen = ToolEnvironment(None, {"search": search}, Limits(100)).act(f"<tool_call>{body}</tool_call>")
+    seen = ToolEnvironment([FunctionTools.of([search])], Limits(100)).act(f"<tool_call>{body}</tool_call>")
     assert not seen.done and seen.messages[0]["content"].startswith("Error: ") and reason in seen.calls[0].error
 
 
@@ -144,7 +145,7 @@ def call(name: str, **arguments: Any) -> str:
 
 def test_the_methods_of_a_class_are_tools_and_the_answer_without_a_call_ends_the_episode():
     limits = Limits(100, parallel_calls=2, result_characters=4, truncate_side="left")
-    environment = make_environment(Counter, {}, limits)
+    environment = UserCode(limits, Counter).environment({})
     assert [tool["function"]["name"] for tool in environment.tools] == ["add", "wait"]
     assert environment.begin({"start": 2, "other": 1}, [{"role": "user", "content": "Go."}]) == (
         {"role": "user", "content": "Go. It is 2."},
@@ -158,6 +159,7 @@ def test_the_methods_of_a_class_are_tools_and_the_answer_without_a_call_ends_the
     environment.act(call("add", number=-10))
     assert environment.end() == 1.0
     assert environment.act("done").done
+    environment.close()
 
 
 def test_a_long_result_is_cut_where_the_key_says():
@@ -194,9 +196,10 @@ class OpenRlhf:
 
 @pytest.mark.parametrize("given, begun", [(Gym, ["Go.look"]), (SkyRl, ["Go.", "begin"]), (OpenRlhf, ["Go.look"])])
 def test_environments_of_other_systems_run(given, begun):
-    environment = make_environment(given, {}, Limits(100))
+    environment = UserCode(Limits(100), given).environment({})
     messages = environment.begin({}, [{"role": "user", "content": "Go."}])
     assert [message["content"] for message in messages] == begun
     seen = environment.act("on")
     assert [message["content"] for message in seen.messages] == ["seen"] and seen.reward == 0.5 and not seen.done
     assert environment.act("stop").done
+    environment.close()

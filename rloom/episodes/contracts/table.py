@@ -1,0 +1,222 @@
+"""Users' classes, functions and files as environments: what fits which contract, and what serves it.
+
+| what the user gives | known from | served by |
+| --- | --- | --- |
+| functions; a class with tools as public methods, `reset(**row)`, `get_reward()`; classes by name | TRL | tools |
+| a file with `@function_tool`, a YAML file of BaseTool classes, one of BaseInteraction classes | verl | tools, verl |
+| MCP servers, in a YAML or a JSON file | MCP | mcp_servers |
+| a class with `reset(**row)` and `step(text)` -> (observation, reward, done) | Gymnasium | TextEnvironment |
+| a class with `init(prompt)` and `step(text)` -> {"observations", "reward", "done"} | SkyRL | ConversationEnvironment |
+| a class with `reset(states)` and `step(states)` -> {"environment_feedback", ...} | OpenRLHF | StatesEnvironment |
+"""
+
+import inspect
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rloom.episodes.base import Environment, Limits, Setup, ToolSchema
+from rloom.episodes.contracts.calls import UserCalls
+from rloom.episodes.contracts.mcp_servers import McpServer, McpTools, servers_of_entry, servers_of_file
+from rloom.episodes.contracts.text import ConversationEnvironment, StatesEnvironment, TextEnvironment
+from rloom.episodes.contracts.tools import FunctionTools, MethodTools, Tool, ToolEnvironment, Toolset, public_methods
+from rloom.episodes.contracts.verl import (
+    SECTION,
+    ConfiguredTools,
+    Interaction,
+    configured_interactions,
+    configured_tool,
+    function_tools,
+    read_yaml,
+)
+from rloom.episodes.schema import tool_schema
+from rloom.errors import ConfigError
+from rloom.plugins import load_plugin
+
+KEY = f"{SECTION}.environment"
+CHOOSING_COLUMNS = ("environment", "env_class")  # TRL's and SkyRL's
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A form of text environments. The first that an object fits serves it."""
+
+    fits: Callable[[Any], bool]
+    serve: Callable[[Any, Limits], Environment]
+
+
+def takes_states(instance: Any) -> bool:
+    return has(instance, "reset", "step") and "states" in inspect.signature(instance.step).parameters
+
+
+def has(instance: Any, *methods: str) -> bool:
+    return all(callable(getattr(instance, name, None)) for name in methods)
+
+
+TEXT_CONTRACTS = (
+    Contract(takes_states, StatesEnvironment),
+    Contract(lambda instance: has(instance, "init", "step"), ConversationEnvironment),
+    Contract(lambda instance: has(instance, "reset", "step"), TextEnvironment),
+)
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """What the environments of a run are made of, loaded once."""
+
+    limits: Limits
+    given: Any = None  # a class, a function that returns an instance, a list of functions, or several of them by name
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    functions: Sequence[Tool] = ()
+    configured: Sequence[Any] = ()  # objects of classes of BaseTool
+    servers: Sequence[McpServer] = ()
+    interactions: Mapping[str, Any] = field(default_factory=dict)
+    call_format: str = "auto"
+
+    def environment(self, row: Mapping[str, Any]) -> Environment:
+        """A new one for an episode. `row`: the columns of the data."""
+        given = self.chosen(row)
+        if given is None or is_functions(given):
+            return self.with_tools([FunctionTools.of(given or ())])
+        instance = self.made(given, row)
+        for contract in TEXT_CONTRACTS:
+            if contract.fits(instance):
+                self.check_no_tools(instance)
+                return contract.serve(instance, self.limits)
+        check_tools(instance)
+        return self.with_tools([MethodTools(instance)])
+
+    def with_tools(self, first: Sequence[Toolset]) -> Environment:
+        toolsets = [
+            *first,
+            *([FunctionTools(self.functions)] if self.functions else []),
+            *([ConfiguredTools(self.configured)] if self.configured else []),
+            *map(McpTools, self.servers),
+        ]
+        user = Interaction(self.interactions, self.limits) if self.interactions else None
+        return ToolEnvironment(toolsets, self.limits, self.call_format, user)
+
+    def chosen(self, row: Mapping[str, Any]) -> Any:
+        if not isinstance(self.given, Mapping):
+            return self.given
+        column = next((name for name in CHOOSING_COLUMNS if row.get(name) is not None), None)
+        name = None if column is None else row[column]
+        if name not in self.given:
+            fault = "the row has no column `environment`" if column is None else f"the row has {column}={name!r}"
+            raise ValueError(f"{fault}; the environments are {', '.join(self.given)}")
+        return self.given[name]
+
+    def made(self, given: Any, row: Mapping[str, Any]) -> Any:
+        """SkyRL's classes receive the row when they are made, others when they begin."""
+        calls = UserCalls(self.limits.call_s)
+        if not takes_row(given):
+            return calls(given, **self.kwargs)
+        extras = {name: value for name, value in row.items() if name not in ("prompt", "env_class")}
+        if self.limits.turns is not None:
+            extras["max_turns"] = self.limits.turns
+        return calls(given, env_config=EnvironmentSettings(self.kwargs), extras=extras)
+
+    def check_no_tools(self, instance: Any) -> None:
+        if self.functions or self.configured or self.servers or self.interactions:
+            raise ConfigError(
+                f"{type(instance).__name__} has a `step` that reads text, so it has no tools; remove "
+                "function_tool_path, tool_config_path and interaction_config_path, or give `step` another name"
+            )
+
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        """Of all tools. Finds what does not fit before the run starts."""
+        every = self.given if isinstance(self.given, Mapping) else {"": self.given}
+        found: dict[str, ToolSchema] = {}
+        for given in every.values():
+            if given is not None and not is_functions(given) and takes_row(given):
+                check_methods(given, "init", "step")
+                continue
+            if not (given is None or callable(given) or is_functions(given)):
+                raise ConfigError(
+                    f"the environment is a {type(given).__name__}; give a class, a function that returns an instance, "
+                    "a list of functions, or a dict of them by name"
+                )
+            environment = replace(self, given=given).environment({})
+            found.update({str(tool["function"]["name"]): tool for tool in environment.tools})
+            if isinstance(environment, ToolEnvironment):
+                environment.calls.close()
+        return tuple(found.values())
+
+
+def is_functions(given: Any) -> bool:
+    return isinstance(given, Sequence) and all(map(callable, given))
+
+
+def takes_row(given: Any) -> bool:
+    try:
+        return "extras" in inspect.signature(given).parameters
+    except (TypeError, ValueError):  # not a class or a function of Python
+        return False
+
+
+def check_methods(given: Any, *methods: str) -> None:
+    for name in methods:
+        if inspect.isclass(given) and not callable(getattr(given, name, None)):
+            raise ConfigError(f"the environment {given.__name__} takes `extras`, as SkyRL's do, and has no `{name}`")
+
+
+def check_tools(instance: Any) -> None:
+    name = type(instance).__name__
+    if has(instance, "step"):
+        raise ConfigError(
+            f"the environment {name} has `step`, and neither `reset(**row)` nor `init(prompt)`; write one"
+        )
+    if has(instance, "execute", "release"):
+        raise ConfigError(f"{name} is a tool of verl; list it in a YAML file and set {SECTION}.tool_config_path")
+    if has(instance, "generate_response"):
+        raise ConfigError(
+            f"{name} is an interaction of verl; list it in a YAML file and set {SECTION}.interaction_config_path"
+        )
+    if not public_methods(instance):
+        raise ConfigError(
+            f"the environment {name} has no `step` and no public method that could be a tool; write one of them"
+        )
+
+
+class EnvironmentSettings(dict[str, Any]):
+    """SkyRL's environments read their settings as attributes and as items."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            found = self[name]
+        except KeyError:
+            raise AttributeError(f"multi_turn.environment_kwargs has no {name!r}") from None
+        return EnvironmentSettings(found) if isinstance(found, dict) else found
+
+
+def load_code(setup: Setup) -> UserCode:
+    """Import the user's files. ConfigError: one of them cannot be used."""
+    given: Any = None if setup.reference is None else load_plugin(KEY, setup.reference)
+    functions = [] if setup.function_tool_path is None else function_tools(setup.function_tool_path)
+    if setup.objects is not None:
+        path, pickled = pickle.loads(setup.objects)
+        sys.path.extend(folder for folder in path if folder not in sys.path)  # where the program's modules are
+        objects = pickle.loads(pickled)
+        given = objects.get("environment", given)
+        functions += [Tool(tool_schema(function), function) for function in objects.get("tools", ())]
+    configured, servers = ([], []) if setup.tool_config_path is None else configured_tools(setup.tool_config_path)
+    interactions = (
+        {} if setup.interaction_config_path is None else configured_interactions(setup.interaction_config_path)
+    )
+    return UserCode(setup.limits, given, setup.kwargs, functions, configured, servers, interactions, setup.call_format)
+
+
+def configured_tools(path: str) -> tuple[list[Any], list[McpServer]]:
+    """Of verl's YAML file, or of a JSON file of MCP servers."""
+    key = f"{SECTION}.tool_config_path"
+    if path.endswith(".json"):
+        return [], servers_of_file(f"{key}={path}", path)
+    made, servers = [], []
+    for entry in read_yaml(key, path, "tools"):
+        if (entry.get("config") or {}).get("type", "native") == "mcp":
+            servers += servers_of_entry(key, path, entry)
+        else:
+            made.append(configured_tool(path, entry))
+    return made, servers

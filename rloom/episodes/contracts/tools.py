@@ -1,0 +1,301 @@
+"""Tools that the policy calls, from several sources, in one environment."""
+
+import inspect
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol
+
+from rloom.episodes.base import Limits, Observation, Report, ToolSchema, cut
+from rloom.episodes.contracts.calls import (
+    ToolResult,
+    UserCalls,
+    as_result,
+    as_reward,
+    blocks_text,
+    is_blocks,
+    plain_values,
+)
+from rloom.episodes.schema import tool_schema
+from rloom.episodes.tool_calls import AUTO, ParsedCall, parse_tool_calls
+from rloom.errors import ConfigError
+from rloom.types import Message, ToolCall, plain_text
+
+NOT_TOOLS = ("reset", "get_reward", "close")
+
+
+@dataclass(frozen=True)
+class Tool:
+    schema: ToolSchema
+    function: Callable[..., Any]  # called with the arguments of the call; may be a coroutine function
+    read: Callable[[Any], ToolResult] = as_result  # of what it returned
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["function"]["name"])
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+class Toolset(Protocol):
+    """Tools of one source, for one episode. `calls` runs a user's code."""
+
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages before the first answer."""
+
+    def tools(self) -> Sequence[Tool]: ...
+
+    def reward(self, calls: UserCalls) -> float | None:
+        """At the end; None: it gives none."""
+
+    def report(self) -> Report: ...
+
+    def close(self, calls: UserCalls) -> None: ...
+
+
+class UserTurns(Protocol):
+    """Answers the policy in place of a user, after an answer without a call."""
+
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> None: ...
+
+    def answer(self, calls: UserCalls, messages: Sequence[Message]) -> Observation: ...
+
+    def report(self) -> Report: ...
+
+    def close(self, calls: UserCalls) -> None: ...
+
+
+class ToolEnvironment:
+    """An answer without a call ends the episode, unless something answers in place of a user."""
+
+    def __init__(
+        self, toolsets: Sequence[Toolset], limits: Limits, call_format: str = AUTO, user: UserTurns | None = None
+    ) -> None:
+        self.toolsets, self.limits, self.call_format, self.user = toolsets, limits, call_format, user
+        self.calls = UserCalls(limits.call_s)
+        self.by_name = named([tool for toolset in toolsets for tool in toolset.tools()])
+        self.messages: list[Message] = []
+
+    @property
+    def tools(self) -> tuple[ToolSchema, ...]:
+        return tuple(tool.schema for tool in self.by_name.values())
+
+    def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+        found = tuple(messages)
+        for toolset in self.toolsets:
+            found = toolset.begin(self.calls, row, found)
+        chosen = selected_names(row)
+        if chosen is not None:
+            self.by_name = {name: self.by_name[name] for name in check_names(chosen, self.by_name)}
+        if self.user is not None:
+            self.user.begin(self.calls, row, found)
+        self.messages = list(found)
+        return found
+
+    def act(self, text: str, marked: str | None = None) -> Observation:
+        self.messages.append({"role": "assistant", "content": text})
+        requested = parse_tool_calls(text if marked is None else marked, self.call_format, self.tools)
+        if not requested:
+            seen = Observation(done=True) if self.user is None else self.user.answer(self.calls, self.messages)
+        else:
+            seen = self.run_all(requested[: self.limits.parallel_calls])
+        self.messages.extend(seen.messages)
+        return seen
+
+    def run_all(self, requested: Sequence[ParsedCall]) -> Observation:
+        """Coroutines that follow each other run at the same time, other functions one after the other."""
+        done: list[tuple[ToolCall, float | None]] = []
+        for together, group in groupby(requested, key=self.runs_together):
+            calls = list(group)
+            done += self.run_together(calls) if together and len(calls) > 1 else map(self.run, calls)
+        rewards = [reward for _, reward in done if reward is not None]
+        return Observation(
+            tuple({"role": "tool", "name": one.name, "content": one.result} for one, _ in done),
+            reward=sum(rewards) if rewards else None,
+            calls=tuple(one for one, _ in done),
+        )
+
+    def runs_together(self, requested: ParsedCall) -> bool:
+        tool = self.by_name.get(requested.name)
+        return tool is not None and requested.error is None and tool.is_async
+
+    def run(self, requested: ParsedCall) -> tuple[ToolCall, float | None]:
+        began, error = time.monotonic(), requested.error
+        if error is None and requested.name not in self.by_name:
+            error = f"there is no tool {requested.name!r}; the tools are {', '.join(self.by_name)}"
+        if error is not None:
+            return self.called(requested, error, began)
+        try:
+            tool = self.by_name[requested.name]
+            found = tool.read(self.calls(tool.function, **requested.arguments))
+        except Exception as raised:  # of the user's code, or its time limit
+            return self.called(requested, raised, began)
+        return self.called(requested, found, began)
+
+    def run_together(self, requested: Sequence[ParsedCall]) -> list[tuple[ToolCall, float | None]]:
+        began, seconds = time.monotonic(), [0.0] * len(requested)
+
+        async def one(index: int, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
+            try:
+                return tool.read(await tool.function(**arguments))
+            finally:
+                seconds[index] = time.monotonic() - began
+
+        found = self.calls.together(
+            [
+                lambda index=index, call=call: one(index, self.by_name[call.name], call.arguments)  # type: ignore[misc]
+                for index, call in enumerate(requested)
+            ]
+        )
+        return [
+            self.called(call, result, began, took) for call, result, took in zip(requested, found, seconds, strict=True)
+        ]
+
+    def called(
+        self, requested: ParsedCall, found: ToolResult | BaseException | str, began: float, seconds: float | None = None
+    ) -> tuple[ToolCall, float | None]:
+        """`found`: a text says why the call could not be made. Raises the error of a tool if those fail the episode."""
+        if isinstance(found, BaseException) and self.limits.tool_error == "fail":
+            raise ToolFailed(f"the tool {requested.name}: {type(found).__name__}: {found}") from found
+        error = f"{type(found).__name__}: {found}" if isinstance(found, BaseException) else None
+        error = found if isinstance(found, str) else error
+        text = found.text if isinstance(found, ToolResult) else f"Error: {error}"
+        reward = found.reward if isinstance(found, ToolResult) else None
+        arguments = requested.arguments if isinstance(requested.arguments, str) else json.dumps(requested.arguments)
+        took = time.monotonic() - began if seconds is None else seconds
+        error = None if error is None else plain_text(error[:500])
+        return ToolCall(requested.name, arguments, shortened(text, self.limits), took, error), reward
+
+    def end(self) -> float | None:
+        rewards = [toolset.reward(self.calls) for toolset in self.toolsets]
+        given = [reward for reward in rewards if reward is not None]
+        return sum(given) if given else None
+
+    def report(self) -> Report:
+        parts = [toolset.report() for toolset in self.toolsets] + ([self.user.report()] if self.user else [])
+        return Report(*({key: value for part in parts for key, value in getattr(part, name).items()} for name in PARTS))
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # each is closed, also if another one fails
+            stack.callback(self.calls.close)
+            if self.user is not None:
+                stack.callback(self.user.close, self.calls)
+            for toolset in self.toolsets:
+                stack.callback(toolset.close, self.calls)
+
+
+PARTS = ("facts", "state", "metrics")  # of a Report
+
+
+class ToolFailed(Exception):
+    """A tool failed, and the episode with it."""
+
+
+def named(tools: Sequence[Tool]) -> dict[str, Tool]:
+    found: dict[str, Tool] = {}
+    for tool in tools:
+        if tool.name in found:
+            raise ConfigError(f"two tools have the name {tool.name}; rename or leave out one of them")
+        found[tool.name] = tool
+    return found
+
+
+def selected_names(row: Mapping[str, Any]) -> Sequence[str] | None:
+    """verl's `extra_info.tool_selection`. None: all tools."""
+    chosen = (row.get("extra_info") or {}).get("tool_selection")
+    return None if chosen is None else list(chosen)
+
+
+def check_names(chosen: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[str]:
+    for name in chosen:
+        if name not in tools:
+            raise ValueError(f"extra_info.tool_selection has {name!r}; the tools are {', '.join(tools)}")
+    return chosen
+
+
+class FunctionTools:
+    """Functions without a state."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.given = tools
+
+    @classmethod
+    def of(cls, functions: Sequence[Callable[..., Any]]) -> "FunctionTools":
+        return cls([Tool(tool_schema(function), function) for function in functions])
+
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+        return tuple(messages)
+
+    def tools(self) -> Sequence[Tool]:
+        return self.given
+
+    def reward(self, calls: UserCalls) -> float | None:
+        return None
+
+    def report(self) -> Report:
+        return Report()
+
+    def close(self, calls: UserCalls) -> None:
+        return
+
+
+class MethodTools:
+    """The public methods of an instance, as TRL has it: `reset(**row)` begins, `get_reward()` scores."""
+
+    def __init__(self, instance: Any) -> None:
+        self.instance = instance
+
+    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
+        reset = getattr(self.instance, "reset", None)
+        return begun(messages, None if reset is None else calls(reset, **row))
+
+    def tools(self) -> Sequence[Tool]:
+        return [Tool(tool_schema(method), method) for method in public_methods(self.instance).values()]
+
+    def reward(self, calls: UserCalls) -> float | None:
+        get_reward = getattr(self.instance, "get_reward", None)
+        return None if get_reward is None else as_reward(calls(get_reward))
+
+    def report(self) -> Report:
+        return Report(state=plain_values(getattr(self.instance, "__dict__", {})))
+
+    def close(self, calls: UserCalls) -> None:
+        close(calls, self.instance)
+
+
+def public_methods(instance: object) -> dict[str, Callable[..., Any]]:
+    return {
+        name: method
+        for name, method in inspect.getmembers(instance, inspect.ismethod)
+        if not name.startswith("_") and name not in NOT_TOOLS
+    }
+
+
+def begun(messages: Sequence[Message], seen: Any) -> tuple[Message, ...]:
+    """The prompt with what a reset returned: a text, or blocks of text, is added to the last message; messages replace
+    all."""
+    if seen is None or seen == "" or seen == []:
+        return tuple(messages)
+    if is_blocks(seen):
+        seen = blocks_text(seen)
+    if isinstance(seen, str):
+        return (*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{seen}"})
+    if isinstance(seen, Sequence) and all(
+        isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in seen
+    ):
+        return tuple(dict(one) for one in seen)
+    raise TypeError(f"reset returned {type(seen).__name__}; return None, a text, or messages with role and content")
+
+
+def close(calls: UserCalls, instance: Any) -> None:
+    if (method := getattr(instance, "close", None)) is not None:
+        calls(method)
+
+
+def shortened(text: str, limits: Limits) -> str:
+    return plain_text(cut(text, limits.result_characters, limits.truncate_side))

@@ -1,0 +1,82 @@
+"""Calls of tools in the forms that models write, and the keys that ask for tools."""
+
+import pytest
+
+from rloom.config.checks import all_faults
+from rloom.config.derived import declared_needs
+from rloom.config.load import load_config
+from rloom.episodes.tool_calls import FORMATS, ParsedCall, parse_tool_calls, without_calls
+from tests.unit.episodes.test_contracts import SCHEMA
+
+COUNT = [ParsedCall("count", {"number": 3})]
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "count", "arguments": {"number": 3}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=count>\n<parameter=number>\n3\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>count\n<arg_key>number</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "llama3_json": '<|python_tag|>{"name": "count", "parameters": {"number": 3}}',
+    "mistral": '[TOOL_CALLS]count[ARGS]{"number": 3}',
+    "gpt-oss": '<|channel|>commentary to=functions.count <|constrain|>json<|message|>{"number": 3}<|call|>',
+    "gemma": "```tool_code\nprint(count(number=3))\n```",
+    "gemma4": "<|tool_call>call:count{number:3}<tool_call|>",
+    "deepseek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>count\n```json\n"
+        '{"number": 3}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_is_read_by_its_format_and_by_auto(name):
+    text = f"<think>count</think>\nI count. {WRITTEN[name]}" if name != "llama3_json" else WRITTEN[name]
+    for format in (name, "auto"):
+        assert parse_tool_calls(text, format, [SCHEMA]) == COUNT
+        assert without_calls(text, format) == ("" if name == "llama3_json" else "<think>count</think>\nI count.")
+
+
+def test_a_form_without_types_reads_them_from_the_tool():
+    text = WRITTEN["glm"]
+    assert parse_tool_calls(text)[0].arguments == {"number": "3"}
+    assert parse_tool_calls(text.replace("3", "three"), "glm", [SCHEMA])[0].arguments == {"number": "three"}
+
+
+@pytest.mark.parametrize(
+    "name, text, reason",
+    [
+        ("hermes", WRITTEN["glm"], "not valid JSON"),
+        ("qwen3_coder", WRITTEN["hermes"], "<function=NAME>"),
+        ("qwen3_coder", "<tool_call><function=count><parameter=number>3</function></tool_call>", "has no </parameter>"),
+        ("glm", WRITTEN["hermes"], "<arg_key>KEY</arg_key>"),
+        ("llama3_json", '{"name": "count", "parameters": {', "not valid JSON"),
+        ("mistral", "[TOOL_CALLS] count", "must be followed by a list"),
+        ("mistral", "[TOOL_CALLS]count[ARGS]{", "arguments are not valid JSON"),
+        ("gpt-oss", " to=functions.count<|message|>three<|call|>", "arguments are not valid JSON"),
+        ("gemma", "```tool_code\ncount(3)\n```", "name(argument=value)"),
+        ("gemma", "```tool_code\ncount(number=open('x'))\n```", "plain values"),
+        ("gemma", "```tool_code\ncount(\n```", "not valid Python"),
+        ("gemma4", "<|tool_call>count{number:3}<tool_call|>", "call:NAME{KEY:VALUE}"),
+        ("deepseek", "<｜tool▁call▁begin｜>count<｜tool▁sep｜>3<｜tool▁call▁end｜>", "must be a JSON object"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_and_nothing_is_filled_in(name, text, reason):
+    (found,) = parse_tool_calls(text, name, [SCHEMA])
+    assert reason in found.error and not isinstance(found.arguments, dict)
+
+
+def test_other_text_has_no_calls():
+    for text in ("7", "{}", "a <tool> b", "```python\nprint(1)\n```", "<think><tool_call>{}</tool_call>"):
+        assert all(parse_tool_calls(text, name) == [] for name in [*FORMATS, "auto"])
+
+
+def faults(*overrides: str) -> list[str]:
+    config = load_config(overrides)
+    return [fault for fault in all_faults(config, declared_needs(config)) if "multi_turn" in fault]
+
+
+def test_enable_alone_says_what_to_set():
+    (fault,) = faults("actor_rollout_ref.rollout.multi_turn.enable=True")
+    assert "nothing says what is between the turns" in fault and "tool_config_path" in fault
+    assert faults("actor_rollout_ref.rollout.multi_turn.enable=False") == []
+    tools = "actor_rollout_ref.rollout.multi_turn.function_tool_path=tools.py"
+    assert faults(tools, "actor_rollout_ref.rollout.multi_turn.enable=True") == []
+    (fault,) = faults(tools, "actor_rollout_ref.rollout.multi_turn.enable=False")
+    assert "remove one of the two" in fault

@@ -1,0 +1,125 @@
+"""Tools of real MCP servers: a program, and one at a URL."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from rloom.episodes.base import Limits, Setup
+from rloom.episodes.pool import EnvironmentPool
+from rloom.errors import RewardError
+from tests.unit.episodes.test_contracts import LIMITS, call, episodes, written
+
+pytest.importorskip("mcp")
+SERVER = '''
+    import sys
+    from mcp.server.mcpserver import MCPServer
+
+    server = MCPServer("numbers")
+    total = 0
+
+    @server.tool()
+    def add(number: int) -> str:
+        """Add to the total."""
+        global total
+        total += number
+        return str(total)
+
+    @server.tool()
+    def fail() -> str:
+        """Fail."""
+        raise ValueError("no such number")
+
+    @server.tool()
+    async def wait() -> str:
+        """Wait."""
+        import asyncio
+        await asyncio.sleep(60)
+
+    if sys.argv[1:]:
+        server.run("streamable-http", port=int(sys.argv[1]))
+    else:
+        server.run()
+'''
+
+
+def config_of(folder, servers, selected=None) -> str:
+    """verl's form."""
+    written(folder, "servers.json", json.dumps({"mcpServers": servers}))
+    mcp = {"mcp_servers_config_path": "./servers.json", "tool_selected_list": selected}
+    entry = {"class_name": "verl.tools.mcp_search_tool.MCPSearchTool", "config": {"type": "mcp"}, "mcp": mcp}
+    return written(folder, "tools.yaml", yaml.safe_dump({"tools": [entry]}))
+
+
+def test_the_tools_of_a_program_are_called_in_a_program_for_each_episode(tmp_path):
+    file = written(tmp_path, "server.py", SERVER)
+    path = config_of(tmp_path, {"numbers": {"command": sys.executable, "args": [file]}})
+    with episodes(Setup(None, {}, LIMITS, tool_config_path=path)) as (open_one, names):
+        assert names == ["add", "fail", "wait"]
+        first, second = open_one(), open_one()
+        first.begin()
+        second.begin()
+        assert first.results(call("add", number=1) + call("add", number=2)) == ["1", "3"]
+        assert second.results(call("add", number=5)) == ["5"]
+        assert "Error executing tool fail" in first.results(call("fail"))[0]
+        assert first.results(call("add", number="x"))[0].startswith("Error: ")
+        assert first.end() is None
+        again = open_one()
+        again.begin()
+        assert again.results(call("add", number=7)) == ["7"]
+
+
+def test_a_call_that_waits_ends_at_its_limit_and_the_server_lives_on(tmp_path):
+    file = written(tmp_path, "server.py", SERVER)
+    servers = json.dumps({"mcpServers": {"numbers": {"command": sys.executable, "args": [file]}}})
+    path = written(tmp_path, "servers.json", servers)
+    with episodes(Setup(None, {}, Limits(400, call_s=15), tool_config_path=path)) as (open_one, _):
+        episode = open_one()
+        episode.begin()
+        assert episode.results(call("add", number=1)) == ["1"]
+        assert episode.act(call("wait")).calls[0].error.startswith("CallTimeout")
+        assert episode.results(call("add", number=1)) == ["2"]
+
+
+def test_the_tools_of_a_url_are_called(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    file = written(tmp_path, "server.py", SERVER)
+    with subprocess.Popen([sys.executable, file, str(port)], stderr=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(300):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.1)
+            path = config_of(tmp_path, {"numbers": {"url": f"http://127.0.0.1:{port}/mcp"}}, ["add"])
+            with episodes(Setup(None, {}, LIMITS, tool_config_path=path)) as (open_one, names):
+                assert names == ["add"]
+                episode = open_one()
+                episode.begin()
+                assert episode.results(call("add", number=4)) == ["4"]
+                assert "there is no tool 'fail'" in episode.results(call("fail"))[0]
+                episode.end()
+        finally:
+            server.kill()
+
+
+def test_a_server_that_does_not_start_and_a_tool_that_it_lacks_are_refused(tmp_path):
+    file = written(tmp_path, "server.py", SERVER)
+    for servers, selected, reason in [
+        (
+            {"broken": {"command": sys.executable, "args": ["-c", "exit(3)"]}},
+            None,
+            "the MCP server broken does not answer",
+        ),
+        ({"empty": {}}, None, "no `command` and no `url`"),
+        ({"numbers": {"command": sys.executable, "args": [file]}}, ["sub"], "tool_selected_list has sub"),
+    ]:
+        pool = EnvironmentPool(Setup(None, {}, LIMITS, tool_config_path=config_of(tmp_path, servers, selected)), most=1)
+        with pytest.raises(RewardError, match=reason):
+            pool.load()
