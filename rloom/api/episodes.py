@@ -43,7 +43,7 @@ def gives_reward(environment: Any) -> bool:
 
 
 def pickled_objects(environment: Any, tools: Sequence[Callable[..., Any]]) -> bytes | None:
-    """For `Setup.objects`. None: neither is an object."""
+    """For `EnvironmentSetup.objects`. None: neither is an object."""
     objects: dict[str, Any] = {"tools": list(tools)} if tools else {}
     if environment is not None and not isinstance(environment, str):
         objects["environment"] = environment

@@ -40,7 +40,7 @@ NAMES = ("Ada", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ida", "Jo", "Kim
 
 
 @dataclass(frozen=True)
-class Table:
+class SqlTable:
     """One subject, its columns, and its rows: (id, name, group, number, number)."""
 
     name: str
@@ -54,7 +54,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Question:
+class SqlQuestion:
     text: str
     sql: str  # the reference
 
@@ -90,7 +90,7 @@ class Sql:
         self._database.close()
 
 
-def open_database(table: Table) -> sqlite3.Connection:
+def open_database(table: SqlTable) -> sqlite3.Connection:
     """In memory. After its rows are in it, it can only be read."""
     database = sqlite3.connect(":memory:", isolation_level=None)
     first, second = table.numbers
@@ -146,7 +146,7 @@ def comparable(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, int | float) else f"'{value}'"
 
 
-def table_of(seed: int) -> Table:
+def table_of(seed: int) -> SqlTable:
     random = Random(seed)
     name, group, numbers, groups = random.choice(SUBJECTS)
     count = random.randint(8, len(NAMES))
@@ -155,52 +155,52 @@ def table_of(seed: int) -> Table:
         (index + 1, person, random.choice(groups), random.randint(10, 99), random.randint(100, 999))
         for index, person in enumerate(people)
     ]
-    return Table(name, group, numbers, tuple(made))
+    return SqlTable(name, group, numbers, tuple(made))
 
 
-def question_of(table: Table, random: Random) -> Question:
-    maker: Callable[[Table, Random], Question] = random.choice(QUESTIONS)
+def question_of(table: SqlTable, random: Random) -> SqlQuestion:
+    maker: Callable[[SqlTable, Random], SqlQuestion] = random.choice(QUESTIONS)
     return maker(table, random)
 
 
-def count_question(table: Table, random: Random) -> Question:
+def count_question(table: SqlTable, random: Random) -> SqlQuestion:
     group = random.choice(table.groups)
-    return Question(
+    return SqlQuestion(
         f"How many {table.name} have the {table.group} {group}?",
         f"SELECT COUNT(*) FROM {table.name} WHERE {table.group} = '{group}'",
     )
 
 
-def extreme_question(table: Table, random: Random) -> Question:
+def extreme_question(table: SqlTable, random: Random) -> SqlQuestion:
     number, (word, order) = random.choice(table.numbers), random.choice((("largest", "DESC"), ("smallest", "ASC")))
-    return Question(
+    return SqlQuestion(
         f"What is the name of the entry of {table.name} with the {word} {number}? If several have it, the one with the "
         "smallest id.",
         f"SELECT name FROM {table.name} ORDER BY {number} {order}, id LIMIT 1",
     )
 
 
-def average_question(table: Table, random: Random) -> Question:
+def average_question(table: SqlTable, random: Random) -> SqlQuestion:
     number = random.choice(table.numbers)
-    return Question(
+    return SqlQuestion(
         f"What is the average {number} of {table.name} for each {table.group}? Return {table.group} and average.",
         f"SELECT {table.group}, AVG({number}) FROM {table.name} GROUP BY {table.group}",
     )
 
 
-def above_question(table: Table, random: Random) -> Question:
+def above_question(table: SqlTable, random: Random) -> SqlQuestion:
     first, second = table.numbers
     limit = random.randint(30, 70)
-    return Question(
+    return SqlQuestion(
         f"List the names of all {table.name} with a {first} over {limit}, ordered by {second}, largest first, then by "
         "name.",
         f"SELECT name FROM {table.name} WHERE {first} > {limit} ORDER BY {second} DESC, name",
     )
 
 
-def above_average_question(table: Table, random: Random) -> Question:
+def above_average_question(table: SqlTable, random: Random) -> SqlQuestion:
     number = random.choice(table.numbers)
-    return Question(
+    return SqlQuestion(
         f"How many {table.name} have a {number} over the average {number}?",
         f"SELECT COUNT(*) FROM {table.name} WHERE {number} > (SELECT AVG({number}) FROM {table.name})",
     )

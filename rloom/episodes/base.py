@@ -34,7 +34,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Report:
+class EnvironmentReport:
     """What an environment tells at the end, beside the reward."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)  # for reward functions, in `extra_info`
@@ -59,14 +59,14 @@ class Environment(Protocol):
     def end(self) -> float | None:
         """The reward of the whole episode; None: it gives none. Called once, whether or not the episode is done."""
 
-    def report(self) -> Report:
+    def report(self) -> EnvironmentReport:
         """After the end."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """Of one episode. None: no limit."""
 
     response_tokens: int  # after the first prompt, sampled and added ones; of each branch
@@ -85,12 +85,12 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Setup:
+class EnvironmentSetup:
     """What environments are made of."""
 
     reference: str | None  # file.py:name or module:name of an environment
     kwargs: Mapping[str, Any]
-    limits: Limits
+    limits: EpisodeLimits
     function_tool_path: str | None = None
     tool_config_path: str | None = None
     interaction_config_path: str | None = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rloom.batch import Turn
-from rloom.episodes.template import Conversation
+from rloom.episodes.template import RenderedConversation
 from rloom.types import Message, ToolCall
 
 
@@ -24,7 +24,7 @@ class Node:
     parent: int | None  # index in the episode
     messages: tuple[Message, ...]
     tokens_L: Tensor  # int64
-    conversation: Conversation  # from the first message to this one
+    conversation: RenderedConversation  # from the first message to this one
     sampled: bool = False  # the policy generated these tokens
     logprobs_L: Tensor | None = None  # iff sampled
     version: int = 0  # of the weights, if sampled

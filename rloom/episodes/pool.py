@@ -19,7 +19,19 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, KILL, Limits, Observation, Report, Setup, ToolSchema
+from rloom.episodes.base import (
+    ACT,
+    BEGIN,
+    CLOSE_S,
+    END,
+    FORK,
+    KILL,
+    EnvironmentReport,
+    EnvironmentSetup,
+    EpisodeLimits,
+    Observation,
+    ToolSchema,
+)
 from rloom.episodes.record import Ending
 from rloom.errors import RewardError
 from rloom.import_path import child_command
@@ -111,7 +123,7 @@ class EnvironmentProcess:
 class EnvironmentPool:
     """At most `most` processes at a time, each for one episode."""
 
-    def __init__(self, setup: Setup | AgentSetup, most: int) -> None:
+    def __init__(self, setup: EnvironmentSetup | AgentSetup, most: int) -> None:
         self.setup = setup
         self.places = asyncio.Semaphore(most)
         self.forking = asyncio.Lock()
@@ -189,7 +201,7 @@ class EnvironmentPool:
         """An environment that is to begin. At the end its process closes it and ends; one that hangs is killed."""
         async with self.places:
             process = await self.process()
-            assert isinstance(self.setup, Setup)
+            assert isinstance(self.setup, EnvironmentSetup)
             episode = RunningEnvironment(process, self.setup.limits)
             try:
                 yield episode
@@ -270,12 +282,12 @@ class Output:
 class RunningEnvironment:
     """The environment of one episode."""
 
-    def __init__(self, process: EnvironmentProcess, limits: Limits) -> None:
+    def __init__(self, process: EnvironmentProcess, limits: EpisodeLimits) -> None:
         self.process, self.limits = process, limits
         self.busy = False  # a call has no reply yet
         self.ended = False
         self.tools: tuple[ToolSchema, ...] | None = None  # None: those of all episodes
-        self.report = Report()  # after the end
+        self.report = EnvironmentReport()  # after the end
 
     async def begin(self, row: Mapping[str, Any], messages: Sequence[Message], seed: int) -> tuple[Message, ...]:
         """`seed`: of what it draws."""
@@ -321,12 +333,14 @@ class RunningEnvironment:
         return found
 
 
-def as_report(found: Mapping[str, Any]) -> Report:
+def as_report(found: Mapping[str, Any]) -> EnvironmentReport:
     facts, state, metrics = found.get("facts"), found.get("state"), found.get("metrics")
     if not all(isinstance(one, dict) for one in (facts, state, metrics)):
         raise WrongReply(f"its report is {shown([facts, state, metrics])}, not three mappings")
     assert isinstance(facts, dict) and isinstance(state, dict) and isinstance(metrics, dict)
-    return Report(facts, state, {str(name): float(value) for name, value in metrics.items() if is_number(value)})
+    return EnvironmentReport(
+        facts, state, {str(name): float(value) for name, value in metrics.items() if is_number(value)}
+    )
 
 
 def is_number(value: Any) -> bool:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from rloom.batch import Trajectory
-from rloom.episodes.base import AtLimit, Report
+from rloom.episodes.base import AtLimit, EnvironmentReport
 from rloom.episodes.episode import Branch, Episode, Node
 from rloom.episodes.tool_calls import parse_tool_calls, without_calls
 from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, SampledEpisode, Score, ToolCall
@@ -52,7 +52,7 @@ class EpisodeRecord:
     counts: Mapping[str, int] = field(default_factory=dict)  # of an agent's requests; a metric each
     requested_tokens: int = 0  # of all requests for answers
     reused_tokens: int = 0  # of them: the engine had their keys and values
-    report: Report = field(default_factory=Report)  # of the environment, at the end
+    report: EnvironmentReport = field(default_factory=EnvironmentReport)  # of the environment, at the end
 
     @property
     def turns(self) -> int:

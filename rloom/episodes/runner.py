@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from rloom.episodes.base import Limits, Report, ToolSchema
+from rloom.episodes.base import EnvironmentReport, EpisodeLimits, ToolSchema
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
 from rloom.episodes.record import Ending, EpisodeRecord
 from rloom.episodes.writer import EpisodeWriter, Texts
@@ -137,7 +137,7 @@ class Driver(Protocol):
 class EpisodeRunner:
     driver: Driver
     texts: Texts
-    limits: Limits
+    limits: EpisodeLimits
     loop: EventLoop = field(default_factory=lambda: EventLoop("episodes"))
 
     @contextmanager
@@ -230,7 +230,7 @@ class RunningEpisode:
     """One episode: its record so far, and its answers within the limits."""
 
     def __init__(
-        self, row: EpisodeRow, sampling: Sampling, turns: Turns, limits: Limits, writer: EpisodeWriter
+        self, row: EpisodeRow, sampling: Sampling, turns: Turns, limits: EpisodeLimits, writer: EpisodeWriter
     ) -> None:
         self.row, self.sampling, self.turns, self.limits, self.writer = row, sampling, turns, limits, writer
         self.answers = 0
@@ -242,7 +242,7 @@ class RunningEpisode:
         self.rewards: list[float] = []  # of turns
         self.counts: Counter[str] = Counter()  # of an agent's requests; a metric each
         self.environment_seconds = 0.0
-        self.report = Report()
+        self.report = EnvironmentReport()
         self.generating = 0  # answers, at this moment
         self.idle_since = time.monotonic()  # since when none was
         self.requested_tokens = self.reused_tokens = 0

@@ -25,7 +25,7 @@ from typing import Any
 
 from rloom.episodes.agents.load import load_agent
 from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent
-from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, Setup, ToolSchema
+from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, EnvironmentSetup, ToolSchema
 from rloom.episodes.contracts.calls import CallTimeout, time_limit
 from rloom.episodes.contracts.table import KEY, UserCode, load_code
 from rloom.episodes.stand_ins import install_stand_ins
@@ -47,7 +47,7 @@ def main() -> None:
     os.dup2(null, 0)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
-    setup: Setup | AgentSetup = pickle.loads(read_frame(control.recv))
+    setup: EnvironmentSetup | AgentSetup = pickle.loads(read_frame(control.recv))
     install_stand_ins()
     if isinstance(setup, AgentSetup):
         main_of_agents(control, setup)

@@ -36,7 +36,7 @@ CHANNEL = re.compile(  # of gpt-oss: its name between two places of the tool tha
 
 
 @dataclass(frozen=True)
-class Conversation:
+class RenderedConversation:
     """The messages of a branch, the tools that its prompt lists, and its text before the last or the next answer."""
 
     messages: tuple[Message, ...]
@@ -49,7 +49,7 @@ class Conversation:
 class Added:
     """What the environment adds, up to the start of the next answer."""
 
-    conversation: Conversation
+    conversation: RenderedConversation
     tokens: tuple[int, ...]
 
 
@@ -68,15 +68,15 @@ class TurnTemplate:
         """A conversation from its first messages, up to the start of the first answer."""
         text = self.render(messages, tools)
         [tokens] = tokenize([text], self.tokenizer)
-        return Added(Conversation(tuple(messages), tuple(tools), text), tokens)
+        return Added(RenderedConversation(tuple(messages), tuple(tools), text), tokens)
 
-    def answered(self, past: Conversation, text: str, stop: str) -> Conversation:
+    def answered(self, past: RenderedConversation, text: str, stop: str) -> RenderedConversation:
         """`text`: of the answer's tokens without the stop token; with the special tokens that the template writes."""
         mark = self.mark_before(stop)
         message = {"role": "assistant", "content": opening_of(past) + text.removesuffix(mark)}
-        return Conversation((*past.messages, message), past.tools, past.text, text)
+        return RenderedConversation((*past.messages, message), past.tools, past.text, text)
 
-    def add(self, past: Conversation, messages: Sequence[Message], stop: str) -> Added | None:
+    def add(self, past: RenderedConversation, messages: Sequence[Message], stop: str) -> Added | None:
         """The messages after the last answer. None: the template writes the past in another way.
 
         `stop`: the text of the stop token that ended the answer; "": none did.
@@ -94,9 +94,9 @@ class TurnTemplate:
             rest = rest.lstrip().removeprefix(stop)
         elif self.mark_before(stop) or rest.lstrip() != self.after_answer(past, messages).lstrip():
             return None  # further text of the answer, such as the marks around one without reasoning
-        return Added(Conversation(whole, past.tools, rendered), self.encode_after(stop, rest))
+        return Added(RenderedConversation(whole, past.tools, rendered), self.encode_after(stop, rest))
 
-    def after_answer(self, past: Conversation, messages: Sequence[Message]) -> str:
+    def after_answer(self, past: RenderedConversation, messages: Sequence[Message]) -> str:
         """What the template writes after an answer, when these messages follow."""
         probe = {"role": "assistant", "content": opening_of(past) + PROBE}
         return self.render([*past.messages[:-1], probe, *messages], past.tools).rpartition(PROBE)[2]
@@ -156,7 +156,7 @@ class TurnTemplate:
         return tokenize([text], self.tokenizer)[0]
 
 
-def opening_of(past: Conversation) -> str:
+def opening_of(past: RenderedConversation) -> str:
     """What the template wrote before the answer and reads as a part of it."""
     found = OPENING.search(past.text)
     return found[0] if found else ""

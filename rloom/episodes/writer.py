@@ -10,7 +10,7 @@ import torch
 
 from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Episode, Node
-from rloom.episodes.template import Conversation, TurnTemplate
+from rloom.episodes.template import RenderedConversation, TurnTemplate
 from rloom.episodes.tool_calls import AUTO, split_reasoning
 from rloom.errors import DataError
 from rloom.rollout.base import Completion
@@ -102,7 +102,7 @@ class EpisodeWriter:
         if best is not None and length == len(tokens):
             return best
         self.branched += best is None and bool(self.episode.nodes)
-        return self.episode.add(Node(best, (), given_L[length:], Conversation((), (), "")))
+        return self.episode.add(Node(best, (), given_L[length:], RenderedConversation((), (), "")))
 
     def answer(self, parent: int, completion: Completion, seconds: float = 0.0, stops: Sequence[str] = ()) -> int:
         """An answer of the policy. Returns its node.

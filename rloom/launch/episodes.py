@@ -11,7 +11,7 @@ from rloom.config.base import GIVEN_IN_PYTHON
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import Limits, Setup
+from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.kinds import KINDS, MULTI_TURN, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
@@ -76,7 +76,9 @@ def environment_reward(config: Config) -> EnvironmentReward:
     return EnvironmentReward(rules(config) if kind is not None and kind.or_rules else None)
 
 
-def environment_driver(config: Config, texts: Texts, limits: Limits, objects: bytes | None = None) -> EnvironmentDriver:
+def environment_driver(
+    config: Config, texts: Texts, limits: EpisodeLimits, objects: bytes | None = None
+) -> EnvironmentDriver:
     """`objects`: the calling program's environment and tools."""
     keys = config.actor_rollout_ref.rollout.multi_turn
     if objects is None and GIVEN_IN_PYTHON in (keys.environment, keys.function_tool_path):
@@ -85,7 +87,7 @@ def environment_driver(config: Config, texts: Texts, limits: Limits, objects: by
             f"{MULTI_TURN}.environment=FILE.py:NAME or function_tool_path=FILE"
         )
     named = None if keys.environment in (None, GIVEN_IN_PYTHON) else environment_reference(keys.environment)
-    setup = Setup(
+    setup = EnvironmentSetup(
         named,
         keys.environment_kwargs,
         limits,
@@ -103,7 +105,7 @@ def file_of(path: str | None) -> str | None:
     return None if path in (None, GIVEN_IN_PYTHON) else str(expand(path))
 
 
-def agent_driver(config: Config, texts: Texts, limits: Limits) -> "AgentDriver":
+def agent_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "AgentDriver":
     keys = config.actor_rollout_ref.rollout.agent
     setup = AgentSetup(
         path=keys.path,
@@ -115,7 +117,7 @@ def agent_driver(config: Config, texts: Texts, limits: Limits) -> "AgentDriver":
     return opened(config, texts, setup)
 
 
-def agent_loop_driver(config: Config, texts: Texts, limits: Limits) -> "AgentLoopDriver":
+def agent_loop_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "AgentLoopDriver":
     from rloom.episodes.agents.driver import AgentLoopDriver, OneTurnDriver
 
     keys = config.actor_rollout_ref.rollout.agent
@@ -229,9 +231,9 @@ def open_episodes(
         yield runner
 
 
-def limits_of(config: Config) -> Limits:
+def limits_of(config: Config) -> EpisodeLimits:
     keys = config.actor_rollout_ref.rollout.multi_turn
-    return Limits(
+    return EpisodeLimits(
         response_tokens=config.data.max_response_length,
         prompt_tokens=config.data.max_prompt_length,
         turns=keys.max_assistant_turns,

@@ -16,7 +16,7 @@ from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentP
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
 from rloom.episodes.session import AgentSession, Sessions
-from rloom.episodes.template import Conversation
+from rloom.episodes.template import RenderedConversation
 from rloom.errors import ConfigError
 from rloom.types import plain_text
 
@@ -200,7 +200,7 @@ class OneTurnDriver:
 
     async def run(self, run: RunningEpisode) -> None:
         prompt = run.row.prompt
-        conversation = Conversation(prompt.messages, (), prompt.text)
+        conversation = RenderedConversation(prompt.messages, (), prompt.text)
         leaf = run.writer.episode.add(Node(None, prompt.messages, torch.tensor(prompt.tokens), conversation))
         try:
             await run.answer(leaf)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from rloom.episodes.base import Report, ToolSchema
+from rloom.episodes.base import EnvironmentReport, ToolSchema
 from rloom.episodes.contracts.calls import NO_IMAGES, ToolResult, UserCalls
 from rloom.episodes.contracts.tools import Tool
 from rloom.errors import ConfigError
@@ -162,8 +162,8 @@ class McpTools:
     def reward(self, calls: UserCalls) -> float | None:
         return None
 
-    def report(self) -> Report:
-        return Report()
+    def report(self) -> EnvironmentReport:
+        return EnvironmentReport()
 
     def close(self, calls: UserCalls) -> None:
         if self.keeper is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rloom.episodes.base import Environment, Limits, Setup, ToolSchema
+from rloom.episodes.base import Environment, EnvironmentSetup, EpisodeLimits, ToolSchema
 from rloom.episodes.contracts.calls import UserCalls
 from rloom.episodes.contracts.mcp_servers import McpServer, McpTools, servers_of_entry, servers_of_file
 from rloom.episodes.contracts.text import ConversationEnvironment, StatesEnvironment, TextEnvironment
@@ -44,7 +44,7 @@ class Contract:
     """A form of text environments. The first that an object fits serves it."""
 
     fits: Callable[[Any], bool]
-    serve: Callable[[Any, Limits], Environment]
+    serve: Callable[[Any, EpisodeLimits], Environment]
 
 
 def takes_states(instance: Any) -> bool:
@@ -66,7 +66,7 @@ TEXT_CONTRACTS = (
 class UserCode:
     """What the environments of a run are made of, loaded once."""
 
-    limits: Limits
+    limits: EpisodeLimits
     given: Any = None  # a class, a function that returns an instance, a list of functions, or several of them by name
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     functions: Sequence[Tool] = ()
@@ -191,7 +191,7 @@ class EnvironmentSettings(dict[str, Any]):
         return EnvironmentSettings(found) if isinstance(found, dict) else found
 
 
-def load_code(setup: Setup) -> UserCode:
+def load_code(setup: EnvironmentSetup) -> UserCode:
     """Import the user's files. ConfigError: one of them cannot be used."""
     given: Any = None if setup.reference is None else load_plugin(KEY, setup.reference)
     functions = [] if setup.function_tool_path is None else function_tools(setup.function_tool_path)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rloom.episodes.base import Limits, Observation, Report, ToolSchema
+from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema
 from rloom.episodes.contracts.calls import UserCalls, as_reward, as_text, numbers, plain_values
 from rloom.episodes.contracts.tools import begun, close, shortened
 from rloom.types import Message
@@ -14,7 +14,7 @@ class TextEnvironment:
 
     tools: tuple[ToolSchema, ...] = ()
 
-    def __init__(self, instance: Any, limits: Limits) -> None:
+    def __init__(self, instance: Any, limits: EpisodeLimits) -> None:
         self.instance, self.limits, self.calls = instance, limits, UserCalls(limits.call_s)
 
     def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -40,10 +40,10 @@ class TextEnvironment:
     def end(self) -> float | None:
         return 0.0  # beyond the rewards of the steps, of which there may be none
 
-    def report(self) -> Report:
+    def report(self) -> EnvironmentReport:
         get_metrics = getattr(self.instance, "get_metrics", None)
         metrics = {} if get_metrics is None else numbers(self.calls(get_metrics))
-        return Report(state=plain_values(getattr(self.instance, "__dict__", {})), metrics=metrics)
+        return EnvironmentReport(state=plain_values(getattr(self.instance, "__dict__", {})), metrics=metrics)
 
     def close(self) -> None:
         try:
@@ -66,7 +66,7 @@ class ConversationEnvironment(TextEnvironment):
 class StatesEnvironment(TextEnvironment):
     """OpenRLHF's form: methods that take and return dictionaries; feedback is text."""
 
-    def __init__(self, instance: Any, limits: Limits) -> None:
+    def __init__(self, instance: Any, limits: EpisodeLimits) -> None:
         super().__init__(instance, limits)
         self.label: Any = None
         self.seen = ""
@@ -87,7 +87,7 @@ class StatesEnvironment(TextEnvironment):
         return Observation(messages, as_reward(found.get("rewards")), bool(found["done"]))
 
 
-def as_messages(seen: Any, limits: Limits) -> tuple[Message, ...]:
+def as_messages(seen: Any, limits: EpisodeLimits) -> tuple[Message, ...]:
     """A text is a message of the user; None or an empty one adds nothing."""
     if isinstance(seen, str):
         seen = [{"role": "user", "content": seen}]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from rloom.episodes.base import Limits, Observation, Report, ToolSchema, cut
+from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema, cut
 from rloom.episodes.contracts.calls import (
     ToolResult,
     UserCalls,
@@ -53,7 +53,7 @@ class Toolset(Protocol):
     def reward(self, calls: UserCalls) -> float | None:
         """At the end; None: it gives none."""
 
-    def report(self) -> Report: ...
+    def report(self) -> EnvironmentReport: ...
 
     def close(self, calls: UserCalls) -> None: ...
 
@@ -65,7 +65,7 @@ class UserTurns(Protocol):
 
     def answer(self, calls: UserCalls, messages: Sequence[Message]) -> Observation: ...
 
-    def report(self) -> Report: ...
+    def report(self) -> EnvironmentReport: ...
 
     def close(self, calls: UserCalls) -> None: ...
 
@@ -74,7 +74,7 @@ class ToolEnvironment:
     """An answer without a call ends the episode, unless something answers in place of a user."""
 
     def __init__(
-        self, toolsets: Sequence[Toolset], limits: Limits, call_format: str = AUTO, user: UserTurns | None = None
+        self, toolsets: Sequence[Toolset], limits: EpisodeLimits, call_format: str = AUTO, user: UserTurns | None = None
     ) -> None:
         self.toolsets, self.limits, self.call_format, self.user = toolsets, limits, call_format, user
         self.calls = UserCalls(limits.call_s)
@@ -176,9 +176,11 @@ class ToolEnvironment:
         given = [reward for reward in rewards if reward is not None]
         return sum(given) if given else None
 
-    def report(self) -> Report:
+    def report(self) -> EnvironmentReport:
         parts = [toolset.report() for toolset in self.toolsets] + ([self.user.report()] if self.user else [])
-        return Report(*({key: value for part in parts for key, value in getattr(part, name).items()} for name in PARTS))
+        return EnvironmentReport(
+            *({key: value for part in parts for key, value in getattr(part, name).items()} for name in PARTS)
+        )
 
     def close(self) -> None:
         with ExitStack() as stack:  # each is closed, also if another one fails
@@ -189,7 +191,7 @@ class ToolEnvironment:
                 stack.callback(toolset.close, self.calls)
 
 
-PARTS = ("facts", "state", "metrics")  # of a Report
+PARTS = ("facts", "state", "metrics")  # of a EnvironmentReport
 
 
 class ToolFailed(Exception):
@@ -237,8 +239,8 @@ class FunctionTools:
     def reward(self, calls: UserCalls) -> float | None:
         return None
 
-    def report(self) -> Report:
-        return Report()
+    def report(self) -> EnvironmentReport:
+        return EnvironmentReport()
 
     def close(self, calls: UserCalls) -> None:
         return
@@ -261,8 +263,8 @@ class MethodTools:
         get_reward = getattr(self.instance, "get_reward", None)
         return None if get_reward is None else as_reward(calls(get_reward))
 
-    def report(self) -> Report:
-        return Report(state=plain_values(getattr(self.instance, "__dict__", {})))
+    def report(self) -> EnvironmentReport:
+        return EnvironmentReport(state=plain_values(getattr(self.instance, "__dict__", {})))
 
     def close(self, calls: UserCalls) -> None:
         close(calls, self.instance)
@@ -297,5 +299,5 @@ def close(calls: UserCalls, instance: Any) -> None:
         calls(method)
 
 
-def shortened(text: str, limits: Limits) -> str:
+def shortened(text: str, limits: EpisodeLimits) -> str:
     return plain_text(cut(text, limits.result_characters, limits.truncate_side))

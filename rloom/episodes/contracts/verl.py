@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import yaml
 
-from rloom.episodes.base import Limits, Observation, Report, ToolSchema
+from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema
 from rloom.episodes.contracts import verl_tool_names
 from rloom.episodes.contracts.calls import ToolResult, UserCalls, as_reward, as_text, numbers, plain_values
 from rloom.episodes.contracts.tools import Tool, shortened
@@ -192,9 +192,9 @@ class ConfiguredTools:
             total += found if isinstance(found, int | float) else 0.0
         return total
 
-    def report(self) -> Report:
+    def report(self) -> EnvironmentReport:
         facts = {**plain_values(self.data.extra_fields), "tool_rewards": self.data.tool_rewards}
-        return Report(facts, metrics=self.data.metrics)
+        return EnvironmentReport(facts, metrics=self.data.metrics)
 
     def close(self, calls: UserCalls) -> None:
         for name, instance in self.instances.items():
@@ -231,7 +231,7 @@ def configured_interactions(path: str) -> dict[str, Any]:
 class Interaction:
     """A class of BaseInteraction answers in place of a user."""
 
-    def __init__(self, made: Mapping[str, Any], limits: Limits) -> None:
+    def __init__(self, made: Mapping[str, Any], limits: EpisodeLimits) -> None:
         self.made, self.limits = made, limits
         self.chosen: Any = None
         self.instance = uuid4().hex
@@ -259,8 +259,8 @@ class Interaction:
         answer = {"role": "user", "content": shortened(as_text(text), self.limits)}
         return Observation((answer,), reward, bool(done))
 
-    def report(self) -> Report:
-        return Report({"turn_scores": self.scores})
+    def report(self) -> EnvironmentReport:
+        return EnvironmentReport({"turn_scores": self.scores})
 
     def close(self, calls: UserCalls) -> None:
         finalize = getattr(self.chosen, "finalize_interaction", None)

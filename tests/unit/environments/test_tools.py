@@ -13,7 +13,7 @@ from rloom.environments import calculator, search, sql
 from rloom.environments.calculator import Calculator, evaluate
 from rloom.environments.python import NOTHING, PythonTool
 from rloom.environments.search import Bm25, Search
-from rloom.environments.sql import Sql, Table
+from rloom.environments.sql import Sql, SqlTable
 from rloom.rewards.routing import rule_for
 
 
@@ -110,7 +110,7 @@ def test_the_python_tool_ends_hostile_programs_and_works_after_them(code: str) -
     assert tool.python("print(1)") == "1"
 
 
-TABLE = Table("books", "genre", ("pages", "price"), ((1, "Ada", "novel", 10, 100), (2, "Bo", "poetry", 30, 200)))
+TABLE = SqlTable("books", "genre", ("pages", "price"), ((1, "Ada", "novel", 10, 100), (2, "Bo", "poetry", 30, 200)))
 
 
 def asked(reference: str) -> Sql:

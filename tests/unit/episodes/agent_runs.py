@@ -9,7 +9,7 @@ import torch
 
 from rloom.episodes.agents.driver import AgentDriver, AgentLoopDriver, OneTurnDriver
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import EpisodeRecord
 from rloom.episodes.runner import Driver, EpisodeRow, EpisodeRunner
@@ -22,7 +22,7 @@ from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
 NAME = "chatml"
 MAX_PROMPT = 200
 QUESTION = ({"role": "user", "content": "guess"},)
-LIMITS = Limits(400, turns=8, call_s=20.0)
+LIMITS = EpisodeLimits(400, turns=8, call_s=20.0)
 
 
 class Letters(str):
@@ -60,7 +60,7 @@ def run(
     episodes: int = 1,
     *,
     answer: Callable[[int, int], str] = lambda number, turn: f"{turn}",
-    limits: Limits = LIMITS,
+    limits: EpisodeLimits = LIMITS,
     rows: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> tuple[list[EpisodeRecord], list[list[list[int]]]]:
     """The records in their order, and the tokens of all answers to each. `answer(episode, turn)`: their texts."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.gateway.server import Gateway
 from rloom.episodes.record import EpisodeRecord
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner, RunningEpisode, Turns
@@ -106,7 +106,7 @@ def serving(
     script: Script,
     *,
     name: str = "chatml",
-    limits: Limits | None = None,
+    limits: EpisodeLimits | None = None,
     sampling: Sampling | None = None,
     prompt_tokens: int | None = None,
 ) -> Iterator[GatewayRun]:
@@ -120,7 +120,7 @@ def serving(
     driver, gateway = OneSession(prompt_tokens), Gateway()
     prompt = Prompt(0, ({"role": "user", "content": "guess"},), "", (), "game")
     row = EpisodeRow(0, 0, prompt, lambda turn: turn)
-    with closing(EpisodeRunner(driver, texts, limits or Limits(20_000))) as runner, ExitStack() as stack:
+    with closing(EpisodeRunner(driver, texts, limits or EpisodeLimits(20_000))) as runner, ExitStack() as stack:
         runner.loop.run(gateway.start(driver.sessions, 0))
         stack.callback(lambda: runner.loop.run(gateway.stop()))
         with runner.started([row], sampling or Sampling(20_000), shares=1) as turns:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import Ending, episode_trajectories
 from rloom.errors import ConfigError, RloomError
 from rloom.types import Prompt, Score
@@ -207,7 +207,7 @@ def test_the_mask_of_a_loop_decides_which_sampled_tokens_are_trained(folder):
 
 
 def test_a_limit_gives_an_empty_answer_and_the_output_counts(folder):
-    [record], [sampled] = run(of(folder, "talks"), limits=Limits(400, turns=2, call_s=20.0))
+    [record], [sampled] = run(of(folder, "talks"), limits=EpisodeLimits(400, turns=2, call_s=20.0))
     assert (record.ending, record.failure, record.reward) == (Ending.TURNS, None, 0.5)
     assert trained(record) == sampled and len(sampled) == 2
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import Ending
 from rloom.errors import RloomError
 from tests.unit.episodes.agent_runs import LIMITS, agent_driver, run, setup_of, texts_of, trained
@@ -246,14 +246,14 @@ def test_an_agent_that_hangs_is_ended_while_others_go_on(agents):
 
 
 def test_the_time_of_an_episode_ends_it(agents):
-    [record], _ = faults(agents, "hang", limits=Limits(400, call_s=60.0, episode_s=4.0))
+    [record], _ = faults(agents, "hang", limits=EpisodeLimits(400, call_s=60.0, episode_s=4.0))
     assert (record.ending, record.failure, record.reward) == (Ending.TIME, None, None)
 
 
 def test_an_agent_that_asks_for_ever_ends_at_the_limit_of_turns(agents):
-    [record], [sampled] = faults(agents, "for ever", limits=Limits(400, turns=4, call_s=20.0))
+    [record], [sampled] = faults(agents, "for ever", limits=EpisodeLimits(400, turns=4, call_s=20.0))
     assert (record.ending, record.failure, len(sampled)) == (Ending.TURNS, None, 4)  # the SDK's error is not its fault
-    [record], [sampled] = faults(agents, "for ever after errors", limits=Limits(400, turns=4, call_s=4.0))
+    [record], [sampled] = faults(agents, "for ever after errors", limits=EpisodeLimits(400, turns=4, call_s=4.0))
     assert (record.ending, record.failure, len(sampled)) == (Ending.TURNS, None, 4)
 
 

@@ -18,10 +18,10 @@ from rloom.algos.correction import CorrectionSettings, correct
 from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, grpo, opo, rloo
 from rloom.algos.kl import mean_sample_kl, token_rewards
 from rloom.batch import Batch, TrainBatch, Trajectory, Turn, answers_of
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.record import LIMITS, Ending, EpisodeRecord, episode_trajectories
-from rloom.episodes.template import Conversation
+from rloom.episodes.template import RenderedConversation
 from rloom.runs.metrics import batch_metrics
 from rloom.training.evaluate import Evaluator
 from rloom.types import Prompt, Score
@@ -134,7 +134,7 @@ def test_a_validation_counts_episodes():
 @pytest.mark.parametrize("ending", Ending)
 def test_what_happens_at_a_limit(ending):
     tokens_L = torch.tensor([5, 6])
-    node = Node(None, (), tokens_L, Conversation((), (), ""))
+    node = Node(None, (), tokens_L, RenderedConversation((), (), ""))
     answer = Node(0, ({"role": "assistant", "content": ""},), tokens_L, node.conversation, True, -torch.ones(2))
     failure = None if ending is Ending.DONE or ending.at_limit else "it failed"
 
@@ -158,4 +158,4 @@ def test_a_masked_episode_counts_for_the_others_of_its_group():
     batch = Batch.pack(two)
     found = rloo(AdvantageInputs(batch, token_rewards(batch)), AdvantageSettings()).advantages_T
     assert found.tolist() == [0, 1, 1, 0, 0, 0]
-    assert Counts.of(batch, 10).tokens == 2 and Limits(1).at_limit == "score"
+    assert Counts.of(batch, 10).tokens == 2 and EpisodeLimits(1).at_limit == "score"

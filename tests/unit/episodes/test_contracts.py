@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from rloom.episodes.base import Limits, Setup
+from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.contracts.table import UserCode
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
 from rloom.errors import ConfigError, RewardError
 from rloom.net.loop import EventLoop
 
-LIMITS = Limits(400, turns=8, call_s=20, result_characters=100, parallel_calls=3)
+LIMITS = EpisodeLimits(400, turns=8, call_s=20, result_characters=100, parallel_calls=3)
 QUESTION = [{"role": "user", "content": "Go."}]
 
 
@@ -44,7 +44,7 @@ class Episode:
 
 
 @contextmanager
-def episodes(setup: Setup):
+def episodes(setup: EnvironmentSetup):
     """A function that opens an episode, and the names of the tools."""
     pool, loop, opened = EnvironmentPool(setup, most=8), EventLoop("test"), []
     try:
@@ -119,9 +119,9 @@ FUNCTION_TOOLS = '''
 
 
 def test_functions_that_a_file_marks_are_tools(tmp_path):
-    limits = Limits(400, call_s=5, result_characters=100, parallel_calls=3)
+    limits = EpisodeLimits(400, call_s=5, result_characters=100, parallel_calls=3)
     path = written(tmp_path, "functions.py", FUNCTION_TOOLS)
-    with episodes(Setup(None, {}, limits, function_tool_path=path)) as (open_one, names):
+    with episodes(EnvironmentSetup(None, {}, limits, function_tool_path=path)) as (open_one, names):
         assert names == ["add", "look_up", "picture", "nothing", "hang"]
         episode = open_one()
         assert episode.begin() == ["Go."] and episode.tools is None
@@ -134,9 +134,9 @@ def test_functions_that_a_file_marks_are_tools(tmp_path):
 
 
 def test_each_call_of_a_turn_has_its_own_limit_and_coroutines_run_together(tmp_path):
-    limits = Limits(400, call_s=2, result_characters=100, parallel_calls=3)
+    limits = EpisodeLimits(400, call_s=2, result_characters=100, parallel_calls=3)
     path = written(tmp_path, "functions.py", FUNCTION_TOOLS)
-    with episodes(Setup(None, {}, limits, function_tool_path=path)) as (open_one, _):
+    with episodes(EnvironmentSetup(None, {}, limits, function_tool_path=path)) as (open_one, _):
         episode = open_one()
         episode.begin()
         began = time.monotonic()
@@ -151,9 +151,9 @@ def test_each_call_of_a_turn_has_its_own_limit_and_coroutines_run_together(tmp_p
 
 
 def test_an_error_of_a_tool_fails_the_episode_if_the_key_says_so(tmp_path):
-    limits = Limits(400, call_s=5, tool_error="fail")
+    limits = EpisodeLimits(400, call_s=5, tool_error="fail")
     path = written(tmp_path, "functions.py", FUNCTION_TOOLS)
-    with episodes(Setup(None, {}, limits, function_tool_path=path)) as (open_one, _):
+    with episodes(EnvironmentSetup(None, {}, limits, function_tool_path=path)) as (open_one, _):
         episode = open_one()
         episode.begin()
         assert "there is no tool 'sub'" in episode.results(call("sub"))[0]  # an error of the policy's, which it reads
@@ -217,7 +217,7 @@ def tool_config(folder: Path) -> str:
 
 
 def test_a_tool_of_verl_is_created_once_and_released_once_in_an_episode(tmp_path):
-    setup = Setup(None, {}, LIMITS, tool_config_path=tool_config(tmp_path))
+    setup = EnvironmentSetup(None, {}, LIMITS, tool_config_path=tool_config(tmp_path))
     with episodes(setup) as (open_one, names):
         assert names == ["count"]
         episode = open_one()
@@ -241,7 +241,7 @@ def test_a_tool_of_verl_is_created_once_and_released_once_in_an_episode(tmp_path
 
 def test_a_row_selects_its_tools(tmp_path):
     path = written(tmp_path, "functions.py", FUNCTION_TOOLS)
-    setup = Setup(None, {}, LIMITS, path, tool_config(tmp_path))
+    setup = EnvironmentSetup(None, {}, LIMITS, path, tool_config(tmp_path))
     with episodes(setup) as (open_one, names):
         assert names[-1] == "count"
         episode = open_one()
@@ -280,7 +280,7 @@ def test_an_interaction_of_verl_answers_in_place_of_a_user(tmp_path):
     listed = {"interaction": [{"class_name": "twice.TwiceInteraction", "config": {}}]}
     path = written(tmp_path, "interactions.yaml", yaml.safe_dump(listed))
     functions = written(tmp_path, "functions.py", FUNCTION_TOOLS)
-    with episodes(Setup(None, {}, LIMITS, functions, interaction_config_path=path)) as (open_one, _):
+    with episodes(EnvironmentSetup(None, {}, LIMITS, functions, interaction_config_path=path)) as (open_one, _):
         episode = open_one()
         episode.begin(extra_info={"interaction_kwargs": {"name": "twice", "ground_truth": "7"}})
         assert episode.results(call("add", a=1, b=2)) == ["3"]
@@ -329,7 +329,7 @@ SKYRL = """
 
 def test_an_environment_of_skyrl_receives_its_row_and_reports_its_metrics(tmp_path):
     path = written(tmp_path, "shout.py", SKYRL)
-    with episodes(Setup(f"{path}:Shout", {"mark": "!"}, LIMITS)) as (open_one, names):
+    with episodes(EnvironmentSetup(f"{path}:Shout", {"mark": "!"}, LIMITS)) as (open_one, names):
         assert names == []
         episode = open_one()
         assert episode.begin(env_class="shout", reward_spec={"ground_truth": "HI"}) == ["Go.", "Shout."]
@@ -380,7 +380,7 @@ TRL = '''
 
 def test_the_row_chooses_its_environment_and_with_it_the_tools(tmp_path):
     path = written(tmp_path, "environments.py", TRL)
-    with episodes(Setup(f"{path}:ENVIRONMENTS", {}, LIMITS)) as (open_one, names):
+    with episodes(EnvironmentSetup(f"{path}:ENVIRONMENTS", {}, LIMITS)) as (open_one, names):
         assert names == ["pay", "go"]
         shop = open_one()
         assert shop.begin(environment="shop", price=4) == ["Go. Buy."] and shop.tools == ["pay"]
@@ -409,7 +409,7 @@ def test_the_row_chooses_its_environment_and_with_it_the_tools(tmp_path):
 )
 def test_what_fits_no_contract_is_refused_with_what_is_missing(tmp_path, code, reason):
     path = written(tmp_path, "environment.py", code)
-    pool = EnvironmentPool(Setup(f"{path}:Environment", {}, LIMITS), most=1)
+    pool = EnvironmentPool(EnvironmentSetup(f"{path}:Environment", {}, LIMITS), most=1)
     with pytest.raises(RewardError, match=reason):
         pool.load()
 
@@ -423,7 +423,7 @@ def test_a_file_without_tools_is_refused(tmp_path):
         ("interaction_config_path", "interaction: [{class_name: json.JSONDecoder}]", "json.JSONDecoder"),
     ]:
         path = written(tmp_path, "given.py" if name == "function_tool_path" else "given.yaml", text)
-        pool = EnvironmentPool(Setup(None, {}, LIMITS, **{name: path}), most=1)
+        pool = EnvironmentPool(EnvironmentSetup(None, {}, LIMITS, **{name: path}), most=1)
         with pytest.raises(RewardError, match=reason):
             pool.load()
 

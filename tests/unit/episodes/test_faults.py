@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from rloom.batch import Batch
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
 from rloom.types import Score
 from tests.unit.episodes.test_runner import run
@@ -178,7 +178,7 @@ def test_500_episodes_with_two_fifths_of_faults(environment_file, tmp_path, mark
     rows = {n: {"file": str(tmp_path / str(n)), "begin": begins.get(n, "")} for n in range(EPISODES)}
     scripts = [["7", "done"] if fault is None else [fault, "done"] for fault in faults]
     scripts = [["done"] if n in begins else script for n, script in enumerate(scripts)]
-    limits = Limits(4000, turns=8, call_s=20.0, result_characters=20)
+    limits = EpisodeLimits(4000, turns=8, call_s=20.0, result_characters=20)
     start_s = time.monotonic()
     records, sampled, prompts = run(environment_file, scripts, limits=limits, rows=rows, most=64)
     assert time.monotonic() - start_s < 240

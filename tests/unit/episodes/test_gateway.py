@@ -11,7 +11,7 @@ import openai
 import pytest
 import torch
 
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.gateway.server import Gateway
 from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
 from rloom.episodes.session import Sessions
@@ -267,7 +267,7 @@ def test_a_session_is_named_by_its_path_or_its_key(chat):
 
 
 def test_requests_after_the_end_say_why(chat):
-    with serving(["a"] * 2, limits=Limits(1000, turns=1)) as run:
+    with serving(["a"] * 2, limits=EpisodeLimits(1000, turns=1)) as run:
         assert chat(run.url).status_code == 200
         assert chat(run.url).json()["error"]["code"] == "episode_limit_reached"
         assert run.end().ending is Ending.TURNS
@@ -303,7 +303,7 @@ def test_rewards_of_the_episode_and_of_answers_add_up(chat):
 
 
 def test_an_answer_at_a_limit_is_a_part_and_then_an_error_that_sdks_do_not_retry(chat):
-    with serving(["x" * 30] * 3, limits=Limits(20)) as run:
+    with serving(["x" * 30] * 3, limits=EpisodeLimits(20)) as run:
         cut = chat(run.url, max_tokens=500).json()
         assert cut["choices"][0]["finish_reason"] == "length" and cut["usage"]["completion_tokens"] == 20
         history = [{"role": "user", "content": "q"}, cut["choices"][0]["message"], {"role": "user", "content": "go on"}]
@@ -330,7 +330,7 @@ def test_an_agents_own_limit_does_not_end_the_episode(chat):
 
 
 def test_an_agent_that_shortens_its_history_after_a_limit_goes_on(chat):
-    with serving(["x" * 30, "y"], limits=Limits(20), prompt_tokens=30) as run:
+    with serving(["x" * 30, "y"], limits=EpisodeLimits(20), prompt_tokens=30) as run:
         assert chat(run.url).json()["choices"][0]["finish_reason"] == "length"
         assert chat(run.url, messages=[{"role": "user", "content": "short"}]).status_code == 200
         record = run.end()
@@ -341,11 +341,11 @@ def test_an_agent_that_shortens_its_history_after_a_limit_goes_on(chat):
 def test_the_longest_prompt_of_the_run_bounds_branches_whatever_was_asked_first(chat):
     """A short first request does not take the tokens of a long one behind it."""
     long = [{"role": "user", "content": "z" * 60}]
-    with serving(["x" * 90] * 2, limits=Limits(20), prompt_tokens=100) as run:
+    with serving(["x" * 90] * 2, limits=EpisodeLimits(20), prompt_tokens=100) as run:
         assert chat(run.url).json()["usage"]["completion_tokens"] == 20
         asked = chat(run.url, messages=long).json()["usage"]
         assert asked["prompt_tokens"] > 60 and asked["completion_tokens"] == 20
-    with serving(["x" * 90] * 2, limits=Limits(20)) as run:
+    with serving(["x" * 90] * 2, limits=EpisodeLimits(20)) as run:
         chat(run.url)
         assert chat(run.url, messages=long).json()["error"]["code"] == "context_length_exceeded"
 

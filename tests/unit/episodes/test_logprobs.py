@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from rloom.batch import Batch
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import episode_trajectories
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner, LimitReached
 from rloom.episodes.template import TurnTemplate
@@ -56,7 +56,7 @@ def test_a_scoring_pass_gives_the_recorded_logprobs(family, tmp_path):
         records_routing=family in MOE_FAMILIES,
     )
     texts = Texts(TurnTemplate(tokenizer_for("chatml")), lambda tokens: "", {STOP: "."})
-    runner = EpisodeRunner(TokensDriver(), texts, Limits(40))
+    runner = EpisodeRunner(TokensDriver(), texts, EpisodeLimits(40))
     prompts = [Prompt(n, (), "", (), "") for n in range(12)]
     rows = [EpisodeRow(n, 0, prompt, lambda turn, n=n: 100 * n + turn) for n, prompt in enumerate(prompts)]
     records, sent = {}, 0

@@ -9,7 +9,7 @@ import time
 import pytest
 import yaml
 
-from rloom.episodes.base import Limits, Setup
+from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.errors import RewardError
 from tests.unit.episodes.test_contracts import LIMITS, call, episodes, written
@@ -58,7 +58,7 @@ def config_of(folder, servers, selected=None) -> str:
 def test_the_tools_of_a_program_are_called_in_a_program_for_each_episode(tmp_path):
     file = written(tmp_path, "server.py", SERVER)
     path = config_of(tmp_path, {"numbers": {"command": sys.executable, "args": [file]}})
-    with episodes(Setup(None, {}, LIMITS, tool_config_path=path)) as (open_one, names):
+    with episodes(EnvironmentSetup(None, {}, LIMITS, tool_config_path=path)) as (open_one, names):
         assert names == ["add", "fail", "wait"]
         first, second = open_one(), open_one()
         first.begin()
@@ -77,7 +77,7 @@ def test_a_call_that_waits_ends_at_its_limit_and_the_server_lives_on(tmp_path):
     file = written(tmp_path, "server.py", SERVER)
     servers = json.dumps({"mcpServers": {"numbers": {"command": sys.executable, "args": [file]}}})
     path = written(tmp_path, "servers.json", servers)
-    with episodes(Setup(None, {}, Limits(400, call_s=15), tool_config_path=path)) as (open_one, _):
+    with episodes(EnvironmentSetup(None, {}, EpisodeLimits(400, call_s=15), tool_config_path=path)) as (open_one, _):
         episode = open_one()
         episode.begin()
         assert episode.results(call("add", number=1)) == ["1"]
@@ -98,7 +98,7 @@ def test_the_tools_of_a_url_are_called(tmp_path):
                         break
                 time.sleep(0.1)
             path = config_of(tmp_path, {"numbers": {"url": f"http://127.0.0.1:{port}/mcp"}}, ["add"])
-            with episodes(Setup(None, {}, LIMITS, tool_config_path=path)) as (open_one, names):
+            with episodes(EnvironmentSetup(None, {}, LIMITS, tool_config_path=path)) as (open_one, names):
                 assert names == ["add"]
                 episode = open_one()
                 episode.begin()
@@ -120,6 +120,8 @@ def test_a_server_that_does_not_start_and_a_tool_that_it_lacks_are_refused(tmp_p
         ({"empty": {}}, None, "no `command` and no `url`"),
         ({"numbers": {"command": sys.executable, "args": [file]}}, ["sub"], "tool_selected_list has sub"),
     ]:
-        pool = EnvironmentPool(Setup(None, {}, LIMITS, tool_config_path=config_of(tmp_path, servers, selected)), most=1)
+        pool = EnvironmentPool(
+            EnvironmentSetup(None, {}, LIMITS, tool_config_path=config_of(tmp_path, servers, selected)), most=1
+        )
         with pytest.raises(RewardError, match=reason):
             pool.load()

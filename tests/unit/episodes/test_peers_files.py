@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rloom.config.load import load_config
-from rloom.episodes.base import Setup
+from rloom.episodes.base import EnvironmentSetup
 from tests.unit.episodes.test_contracts import LIMITS, call, episodes, written
 
 CLONES = Path(os.environ.get("RLOOM_PEERS", "/work/.mirror"))
@@ -32,7 +32,7 @@ def test_the_tool_of_verls_example_runs_with_its_own_configuration(tmp_path, mon
     extracted(VERL, tmp_path, *(f"verl/tools/{name}.py" for name in files), score, config)
     written(tmp_path / "verl/utils", "rollout_trace.py", "def rollout_trace_op(function):\n    return function\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    with episodes(Setup(None, {}, LIMITS, tool_config_path=str(tmp_path / config))) as (open_one, names):
+    with episodes(EnvironmentSetup(None, {}, LIMITS, tool_config_path=str(tmp_path / config))) as (open_one, names):
         assert names == ["calc_gsm8k_reward"]
         episode = open_one()
         episode.begin(extra_info={"tools_kwargs": {names[0]: {"create_kwargs": {"ground_truth": "72"}}}})
@@ -46,7 +46,7 @@ def test_the_tool_of_verls_example_runs_with_its_own_configuration(tmp_path, mon
 def test_verls_configuration_of_that_tool_runs_without_verl(tmp_path):
     config = "examples/sglang_multiturn/config/tool_config/gsm8k_tool_config.yaml"
     extracted(VERL, tmp_path, config)
-    with episodes(Setup(None, {}, LIMITS, tool_config_path=str(tmp_path / config))) as (open_one, names):
+    with episodes(EnvironmentSetup(None, {}, LIMITS, tool_config_path=str(tmp_path / config))) as (open_one, names):
         episode = open_one()
         episode.begin(extra_info={"tools_kwargs": {names[0]: {"create_kwargs": {"ground_truth": "72"}}}})
         assert [episode.act(call(names[0], answer=answer)).reward for answer in ("71", "72")] == [-0.05, 0.0]
@@ -58,7 +58,7 @@ def test_the_interaction_of_verls_example_runs_with_its_own_configuration(tmp_pa
     files = ("interactions/base", "interactions/gsm8k_interaction", "utils/reward_score/gsm8k")
     extracted(VERL, tmp_path, config, *(f"verl/{name}.py" for name in files))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    with episodes(Setup(None, {}, LIMITS, interaction_config_path=str(tmp_path / config))) as (open_one, _):
+    with episodes(EnvironmentSetup(None, {}, LIMITS, interaction_config_path=str(tmp_path / config))) as (open_one, _):
         episode = open_one()
         episode.begin(extra_info={"interaction_kwargs": {"name": "gsm8k", "ground_truth": "72"}})
         assert "incorrect" in episode.results("#### 71")[0]
@@ -73,7 +73,7 @@ def test_an_environment_of_skyrl_runs(tmp_path, monkeypatch):
     written(tmp_path / folder, "__init__.py", "from skyrl_gym.core import Env\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'skyrl-gym'}:{os.environ.get('PYTHONPATH', '')}")
     reference = "skyrl_gym.envs.gsm8k.multi_turn_env:GSM8kMultiTurnEnv"
-    with episodes(Setup(reference, {}, LIMITS)) as (open_one, _):
+    with episodes(EnvironmentSetup(reference, {}, LIMITS)) as (open_one, _):
         episode = open_one()
         episode.begin(env_class="gsm8k_multi_turn", reward_spec={"ground_truth": "72"}, extra_info={"max_turns": 3})
         seen = episode.act("#### 71")
@@ -89,7 +89,7 @@ def test_the_tool_of_trls_example_runs(tmp_path, monkeypatch):
     written(tmp_path, "datasets.py", "load_dataset = None\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     written(tmp_path, "tools.py", "from examples.scripts.grpo_agent import query_biogrid\nTOOLS = [query_biogrid]\n")
-    with episodes(Setup(f"{tmp_path / 'tools.py'}:TOOLS", {}, LIMITS)) as (open_one, found):
+    with episodes(EnvironmentSetup(f"{tmp_path / 'tools.py'}:TOOLS", {}, LIMITS)) as (open_one, found):
         assert found == ["query_biogrid"]
         episode = open_one()
         episode.begin()

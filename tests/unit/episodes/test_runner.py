@@ -12,7 +12,7 @@ from rloom.algos.aggregate import Counts, aggregate, episode_tokens
 from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, grpo, rloo
 from rloom.algos.kl import token_rewards
 from rloom.batch import Batch
-from rloom.episodes.base import Limits, Setup
+from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
 from rloom.episodes.runner import EnvironmentDriver, EpisodeRow, EpisodeRunner
@@ -78,8 +78,8 @@ def environment_file(tmp_path_factory):
 
 def run(environment_file, scripts, *, name="chatml", limits=None, rows=None, most=8, turns=8):
     """Episodes whose answers are those of `scripts`; the records in their order, and the sampled tokens of each."""
-    limits = limits or Limits(400_000, turns=turns, call_s=5.0, result_characters=20)
-    pool = EnvironmentPool(Setup(f"{environment_file}:Game", {}, limits), most=most)
+    limits = limits or EpisodeLimits(400_000, turns=turns, call_s=5.0, result_characters=20)
+    pool = EnvironmentPool(EnvironmentSetup(f"{environment_file}:Game", {}, limits), most=most)
     assert pool.load() == ()
     tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
     (stop_token,) = encode(stop, name)
@@ -200,22 +200,24 @@ def with_tokens(batch):
 
 def test_limits_end_an_episode_with_their_reason(environment_file):
     many = ["7"] * 9
-    [by_turns], _, _ = run(environment_file, [many], limits=Limits(400, turns=3, call_s=5.0))
+    [by_turns], _, _ = run(environment_file, [many], limits=EpisodeLimits(400, turns=3, call_s=5.0))
     assert (by_turns.ending, by_turns.turns, by_turns.reward) == (Ending.TURNS, 3, 0.75)
-    [by_tokens], _, [prompt] = run(environment_file, [many], limits=Limits(40, call_s=5.0))
+    [by_tokens], _, [prompt] = run(environment_file, [many], limits=EpisodeLimits(40, call_s=5.0))
     assert by_tokens.ending is Ending.TOKENS
     [trajectory] = episode_trajectories(by_tokens, prompt, 0, Score(1.0))
     assert len(trajectory.tokens_L) - trajectory.turns[0].start <= 40 + 20  # what the environment added last
     assert not trajectory.finished
-    [by_turn_tokens], _, _ = run(environment_file, [["guess" * 20]], limits=Limits(400, call_s=5.0, turn_tokens=5))
+    [by_turn_tokens], _, _ = run(
+        environment_file, [["guess" * 20]], limits=EpisodeLimits(400, call_s=5.0, turn_tokens=5)
+    )
     assert (by_turn_tokens.ending, by_turn_tokens.turns) == (Ending.TURN_TOKENS, 1)
 
 
 def test_replies_of_the_environment_and_tokens_of_all_branches_have_limits(environment_file):
-    [by_replies], _, _ = run(environment_file, [["7"] * 9], limits=Limits(400, user_turns=2, call_s=5.0))
+    [by_replies], _, _ = run(environment_file, [["7"] * 9], limits=EpisodeLimits(400, user_turns=2, call_s=5.0))
     assert (by_replies.ending, by_replies.turns) == (Ending.USER_TURNS, 3)  # the last reply is answered
     script = [f"<think>{'a' * 10}</think>7"] * 9
-    limits = Limits(400, call_s=5.0, episode_tokens=150)
+    limits = EpisodeLimits(400, call_s=5.0, episode_tokens=150)
     [record], _, _ = run(environment_file, [script], name="drops reasoning", limits=limits)
     assert record.ending is Ending.EPISODE_TOKENS and record.rewritten >= 1
     sizes = [len(node.tokens_L) for node in record.episode.nodes]
@@ -283,7 +285,7 @@ def test_an_environment_that_cannot_begin_is_an_episode_without_turns(environmen
 
 
 def test_an_episode_whose_time_ends_in_a_step_keeps_the_rewards_it_has(environment_file):
-    limits = Limits(400, call_s=30.0, episode_s=6.0)
+    limits = EpisodeLimits(400, call_s=30.0, episode_s=6.0)
     [record, other], _, _ = run(environment_file, [["7", "hang"], ["7", "done"]], limits=limits)
     assert (record.ending, record.reward, record.turns, record.failure) == (Ending.TIME, 0.25, 2, None)
     assert (other.ending, other.reward) == (Ending.DONE, 0.5)

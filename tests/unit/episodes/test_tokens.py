@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rloom.batch import Batch
-from rloom.episodes.base import Limits
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import episode_trajectories
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner, LimitReached
 from rloom.episodes.template import TurnTemplate
@@ -134,7 +134,7 @@ def run_episodes(name: str, count: int):
     template = TurnTemplate(tokenizer)
     decode = lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)  # noqa: E731
     texts = Texts(template, decode, {stop_id: stop}, marked_decoder(tokenizer, template.source))
-    limits = Limits(300, turns=5, turn_tokens=40, episode_tokens=700)
+    limits = EpisodeLimits(300, turns=5, turn_tokens=40, episode_tokens=700)
     runner = EpisodeRunner(RandomDriver(name), texts, limits)
     prompts = [Prompt(n, ({"role": "user", "content": "?"},), "", (), "") for n in range(count)]
     rows = [EpisodeRow(n, n % 2, prompt, lambda turn, n=n: TURNS * n + turn) for n, prompt in enumerate(prompts)]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import pytest
 from transformers.utils import get_json_schema
 
-from rloom.episodes.base import Limits, cut
+from rloom.episodes.base import EpisodeLimits, cut
 from rloom.episodes.contracts.table import UserCode
 from rloom.episodes.contracts.tools import FunctionTools, ToolEnvironment
 from rloom.episodes.schema import tool_schema
@@ -109,7 +109,7 @@ def test_calls_are_read_in_every_form(text, calls):
 def test_a_call_that_cannot_be_read_is_an_error_that_the_policy_reads(body, reason):
     (found,) = parse_tool_calls(f"<tool_call>{body}</tool_call>")
     assert reason in found.error
-    seen = ToolEnvironment([FunctionTools.of([search])], Limits(100)).act(f"<tool_call>{body}</tool_call>")
+    seen = ToolEnvironment([FunctionTools.of([search])], EpisodeLimits(100)).act(f"<tool_call>{body}</tool_call>")
     assert not seen.done and seen.messages[0]["content"].startswith("Error: ") and reason in seen.calls[0].error
 
 
@@ -144,7 +144,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def test_the_methods_of_a_class_are_tools_and_the_answer_without_a_call_ends_the_episode():
-    limits = Limits(100, parallel_calls=2, result_characters=4, truncate_side="left")
+    limits = EpisodeLimits(100, parallel_calls=2, result_characters=4, truncate_side="left")
     environment = UserCode(limits, Counter).environment({})
     assert [tool["function"]["name"] for tool in environment.tools] == ["add", "wait"]
     assert environment.begin({"start": 2, "other": 1}, [{"role": "user", "content": "Go."}]) == (
@@ -196,7 +196,7 @@ class OpenRlhf:
 
 @pytest.mark.parametrize("given, begun", [(Gym, ["Go.look"]), (SkyRl, ["Go.", "begin"]), (OpenRlhf, ["Go.look"])])
 def test_environments_of_other_systems_run(given, begun):
-    environment = UserCode(Limits(100), given).environment({})
+    environment = UserCode(EpisodeLimits(100), given).environment({})
     messages = environment.begin({}, [{"role": "user", "content": "Go."}])
     assert [message["content"] for message in messages] == begun
     seen = environment.act("on")
