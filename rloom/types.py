@@ -189,11 +189,6 @@ class EpisodeSummary:
         return tuple(step for branch in self.branches for step in branch if step.trained)
 
     @property
-    def timed_out(self) -> bool:
-        """Whether the environment failed because it did not answer in time."""
-        return self.failure is not None and self.failure.startswith(TIMEOUTS)
-
-    @property
     def calls(self) -> tuple[ToolCall, ...]:
         return tuple(call for turn in self.turns for call in turn.calls)
 

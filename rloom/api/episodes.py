@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rloom.config.base import GIVEN_IN_PYTHON
-from rloom.episodes.kinds import ENVIRONMENT_KEY, MULTI_TURN
+from rloom.environments.kinds import MULTI_TURN
+from rloom.episodes.kinds import ENVIRONMENT_KEY
 from rloom.errors import ConfigError
 
 EnvironmentArgument = str | Callable[..., Any] | Mapping[str, Callable[..., Any]]

@@ -9,6 +9,8 @@ from rloom.api.config import load_config
 from rloom.config.from_checkpoint import MODEL_ALONE, consent_keys, load_saved
 from rloom.config.load import fitting_lengths
 from rloom.config.schema import Config
+from rloom.environments.kinds import MULTI_TURN
+from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY
 from rloom.episodes.runner import EpisodeRunner
 from rloom.errors import CheckpointError, ConfigError, DataError
 from rloom.launch.directory import open_checkpoint
@@ -21,8 +23,7 @@ from rloom.types import Prompt
 
 MODEL = "actor_rollout_ref.model.path"
 ENGINE = "actor_rollout_ref.rollout.name"
-TURNS, AGENT = "actor_rollout_ref.rollout.multi_turn", "actor_rollout_ref.rollout.agent"
-EPISODES = (*MODEL_ALONE, *(path for path in consent_keys() if path.startswith((f"{TURNS}.", f"{AGENT}."))))
+EPISODES = (*MODEL_ALONE, *(path for path in consent_keys() if path.startswith((f"{MULTI_TURN}.", f"{AGENT}."))))
 SAVED = "saved"
 ONE_GPU = ("trainer.n_gpus_per_node=1",)
 KWARGS = "actor_rollout_ref.rollout.engine_kwargs"  # the hf engine passes them to generate(), which takes code
@@ -79,7 +80,7 @@ def open_episode_session(
 ) -> Iterator["EpisodeSession"]:
     """`environment`: a name or file.py:name, or `saved`: what the run of the checkpoint had. `row`: further columns."""
     if environment != SAVED:
-        keys = [f"{TURNS}.environment={quoted(environment)}", *keys]
+        keys = [f"{ENVIRONMENT_KEY}={quoted(environment)}", *keys]
     config, checkpoint = located(model, keys, uses=EPISODES if environment == SAVED else MODEL_ALONE)
     with (
         open_generator(config, checkpoint) as generator,

@@ -18,7 +18,8 @@ from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import Key, all_keys, value_at
 from rloom.config.reward_sections import ClassifierKeys
 from rloom.config.schema import Config, PolicyLossSection
-from rloom.episodes.kinds import AGENT, ENABLE_KEY, ENVIRONMENT_KEY, MULTI_TURN, OWN_KEY, EpisodeKind, episode_kind
+from rloom.environments.kinds import MULTI_TURN
+from rloom.episodes.kinds import AGENT, ENABLE_KEY, ENVIRONMENT_KEY, OWN_KEY, EpisodeKind, episode_kind
 from rloom.episodes.kinds import KINDS as EPISODES
 from rloom.extras import TRACKERS
 from rloom.tables import read_table

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from rloom.environments.kinds import ENVIRONMENTS
+from rloom.environments.kinds import ENVIRONMENTS, MULTI_TURN
 from rloom.errors import ConfigError
 from rloom.plugins import Reference, installed, is_own, resolve_kind
 
 GROUP, ENVIRONMENT_GROUP = "rloom.episode_kinds", "rloom.environments"  # entry points of other packages
-ROLLOUT = "actor_rollout_ref.rollout"
-MULTI_TURN, AGENT = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent"
+AGENT = "actor_rollout_ref.rollout.agent"
 OWN_KEY, ENVIRONMENT_KEY, ENABLE_KEY = f"{MULTI_TURN}.kind", f"{MULTI_TURN}.environment", f"{MULTI_TURN}.enable"
 
 ONE_TURN, WITH_TOOLS = "single_turn_agent", "tool_agent"  # agent loops of rloom, by verl's names

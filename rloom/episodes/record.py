@@ -14,20 +14,24 @@ from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, Sa
 
 
 class Ending(Enum):
-    """Why an episode ended."""
+    """Why an episode ended. A metric each: episode/ended/turn_limit."""
 
     DONE = "done"  # the environment said so
     TURNS = "turn limit"
     TOKENS = "token limit"
-    TURN_TOKENS = "token limit of a turn"
-    USER_TURNS = "limit of the environment's turns"
-    EPISODE_TOKENS = "token limit of the episode"
+    TURN_TOKENS = "turn token limit"
+    USER_TURNS = "user turn limit"  # replies of tools and of the environment
+    EPISODE_TOKENS = "episode token limit"
     TIME = "time limit"
     FAILED = "environment failed"  # it raised an error
-    NO_ANSWER = "environment did not answer"
-    EXITED = "environment exited"
-    WRONG_REPLY = "wrong reply of the environment"
-    REFUSED = "chat template refused messages"
+    NO_ANSWER = "environment timeout"
+    EXITED = "environment exited"  # its process
+    WRONG_REPLY = "wrong reply"
+    REFUSED = "messages refused"  # by the chat template, or too long before the first answer
+
+    @property
+    def metric(self) -> str:
+        return f"episode/ended/{self.value.replace(' ', '_')}"
 
     @property
     def at_limit(self) -> bool:
@@ -243,7 +247,6 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "episode/turns/max": float(max(turns)),
         "episode/environment_seconds": sum(episode.environment_s for episode in episodes) / count,
         "episode/failed": sum(episode.failure is not None for episode in episodes) / count,
-        "episode/environment_timeouts": sum(episode.timed_out for episode in episodes) / count,
         "episode/kv_reused": sum(one.reused_tokens for one in episodes)
         / max(1, sum(one.requested_tokens for one in episodes)),
         "episode/added_tokens": sum(map(added_tokens, episodes)) / count,
@@ -251,7 +254,7 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "episode/branches": sum(len(episode.branches) for episode in episodes) / count,
         "episode/rewritten_past": sum(episode.rewritten > 0 for episode in episodes) / count,
         "episode/branched": sum(episode.branched > 0 for episode in episodes) / count,
-        **{f"episode/ended/{ending.value.replace(' ', '_')}": endings[ending.value] / count for ending in Ending},
+        **{ending.metric: endings[ending.value] / count for ending in Ending},
     }
     counted = sorted({name for episode in episodes for name in episode.requests})
     metrics |= {f"agent/{name}": sum(one.requests.get(name, 0) for one in episodes) / count for name in counted}

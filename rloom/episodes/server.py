@@ -27,7 +27,8 @@ from rloom.episodes.agents.load import load_agent
 from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent
 from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, EnvironmentSetup, ToolSchema
 from rloom.episodes.contracts.calls import CallTimeout, time_limit
-from rloom.episodes.contracts.table import KEY, UserCode, load_code
+from rloom.episodes.contracts.table import UserCode, load_code
+from rloom.episodes.kinds import ENVIRONMENT_KEY
 from rloom.episodes.stand_ins import install_stand_ins
 from rloom.errors import RloomError
 from rloom.interrupts import outlive_sigterm
@@ -57,7 +58,9 @@ def main() -> None:
         tools = code.schemas()
         answer = as_reply({"tools": tools})
     except BaseException as error:  # also an exit
-        reason = str(error) if isinstance(error, RloomError) else f"{KEY}={setup.reference}: {one_line(error)}"
+        reason = (
+            str(error) if isinstance(error, RloomError) else f"{ENVIRONMENT_KEY}={setup.reference}: {one_line(error)}"
+        )
         write_all(control.fileno(), as_reply({"failed": reason}))
         return
     write_all(control.fileno(), answer)

@@ -16,7 +16,8 @@ from rloom.config.schema import Config, SftConfig
 from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
-from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, MULTI_TURN, environment_reference, episode_kind
+from rloom.environments.kinds import MULTI_TURN
+from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, environment_reference, episode_kind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
 from rloom.gpus import CHOICE, has_no_gpu, smallest_memory, visible_gpus

@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerBase
 from rloom.config.base import GIVEN_IN_PYTHON
 from rloom.config.load import expand
 from rloom.config.schema import Config
+from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.agents.process import AgentSetup
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
-from rloom.episodes.kinds import KINDS, MULTI_TURN, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
+from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
@@ -138,7 +139,7 @@ def agent_loop_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "A
     if default not in known:
         driver.close()
         raise ConfigError(
-            f"actor_rollout_ref.rollout.agent.default_agent_loop={default}: there is no such agent loop; there are "
+            f"{AGENT}.default_agent_loop={default}: there is no such agent loop; there are "
             f"{', '.join(known)}. List yours in agent_loop_config_path, or name its class as file.py:name"
         )
     return driver

@@ -9,7 +9,7 @@ from rloom.config.keys import Key, all_keys
 from rloom.config.schema import Config, SftConfig
 from tests.architecture.source import ROOT, modules, parse
 
-RULES = ("base", "checks", "derived", "engine_checks", "reward_sections", "schema", "sections")
+RULES = ("base", "checks", "derived", "engine_checks", "episode_sections", "reward_sections", "schema", "sections")
 LEAVES = [key for key in all_keys().values() if key.section is None]
 SFT_LEAVES = [key for key in all_keys(SftConfig).values() if key.section is None]
 

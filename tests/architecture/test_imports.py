@@ -36,7 +36,7 @@ KINDS = {
 # what starts runs: above the loop, the backends and the configuration
 LAUNCH = (
     *("rloom.launch", "rloom.training", *BACKENDS, "rloom.config", "rloom.algos", "rloom.net", "rloom.runtime"),
-    *("rloom.console", *NOUNS),
+    *("rloom.console", "rloom.environments.kinds", *NOUNS),
 )
 
 # part of rloom -> the parts of it that it may import beside itself; the longest name that fits a module counts
@@ -63,9 +63,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.runtime": NOUNS,
     # conversations with the policy, and the processes of environments: above the protocols, below the loop
     "rloom.episodes": (
-        *("rloom.data.chat", "rloom.net", "rloom.rewards.framing", "rloom.rollout.base"),
+        *("rloom.data.chat", "rloom.environments.kinds", "rloom.net", "rloom.rewards.framing", "rloom.rollout.base"),
         *("rloom.runtime.fork_server", *NOUNS),
     ),
+    # verl's tool of GSM8K scores with the rule
+    "rloom.episodes.contracts.verl_tool_names": ("rloom.episodes", "rloom.rewards.rules.gsm8k", *BOTTOM),
     "rloom.episodes.kinds": ("rloom.environments.kinds", *BOTTOM),
     "rloom.environments": BOTTOM,
     "rloom.environments.python": ("rloom.rewards.rules.code", "rloom.rewards.sandbox", *BOTTOM),
@@ -105,7 +107,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("rloom.config.load",),
     "omegaconf": ("rloom.config.load", "rloom.episodes.agents.by_tokens"),
-    "pydantic": ("rloom.config", "rloom.episodes.verl_names"),
+    "pydantic": ("rloom.config", "rloom.episodes.contracts.verl_tool_names", "rloom.episodes.verl_names"),
     "transformers": ("rloom.models", "rloom.families", "rloom.rollout.hf", "rloom.launch"),
     "peft": ("rloom.models",),
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),
@@ -113,6 +115,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "safetensors": ("rloom.engines", "rloom.models"),
     "httpx": ("rloom.net.http",),
     "httpcore": ("rloom.net.http",),
+    "cloudpickle": ("rloom.api.episodes",),
+    "mcp": ("rloom.episodes.contracts.mcp_servers",),
     "uvicorn": ("rloom.episodes.gateway.server",),
     "openai": (),
     "anthropic": (),

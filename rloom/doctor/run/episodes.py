@@ -18,9 +18,9 @@ CALLS_SHARE, CALLS_CORRELATION = 0.2, 0.3  # of the scores' variance, as for the
 LIMITS = {
     "episode/ended/turn_limit": f"{TURNS}.max_assistant_turns",
     "episode/ended/token_limit": LONGEST,
-    "episode/ended/limit_of_the_environment's_turns": f"{TURNS}.max_user_turns",
-    "episode/ended/token_limit_of_the_episode": f"{TURNS}.max_episode_length",
-    "episode/ended/token_limit_of_a_turn": f"{TURNS}.max_turn_length",
+    "episode/ended/user_turn_limit": f"{TURNS}.max_user_turns",
+    "episode/ended/episode_token_limit": f"{TURNS}.max_episode_length",
+    "episode/ended/turn_token_limit": f"{TURNS}.max_turn_length",
     "episode/ended/time_limit": f"{TURNS}.episode_timeout_s",
 }
 
@@ -115,10 +115,10 @@ def episodes_at_limit(history: History) -> Finding | None:
 
 
 def steps_time_out(history: History) -> Support:
-    share, failed = late(history, "episode/environment_timeouts"), late(history, "episode/failed")
+    share, failed = late(history, "episode/ended/environment_timeout"), late(history, "episode/failed")
     if not share or share < 0.5 * failed:
         return share > 0
-    return f"episode/environment_timeouts: {share:.1%} of the episodes of the last steps"
+    return f"episode/ended/environment_timeout: {share:.1%} of the episodes of the last steps"
 
 
 ENVIRONMENTS = Fault(

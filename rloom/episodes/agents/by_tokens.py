@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rloom.episodes.agents.process import ANSWER, ASK, AgentSetup, LoadedAgent, Task, TokenAnswer, number
+from rloom.episodes.kinds import AGENT
 from rloom.episodes.openrlhf_names import MultiTurnAgentExecutor
 from rloom.episodes.verl_names import AGENT_LOOPS, DictConfigWrap, TokenOutput
 from rloom.errors import ConfigError
@@ -26,8 +27,7 @@ from rloom.import_path import add_folder_of
 from rloom.plugins import load_plugin
 from rloom.rewards.framing import framed
 
-LOOPS_KEY = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-DEFAULT_KEY = "actor_rollout_ref.rollout.agent.default_agent_loop"
+LOOPS_KEY, DEFAULT_KEY = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
 VERL_REGISTRY = "verl.experimental.agent_loop.agent_loop"
 LENGTHS = ("max_tokens", "max_new_tokens")
 OUTPUTS = ("logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens", "include_stop_str_in_output")

@@ -12,6 +12,7 @@ from rloom.episodes.agents.outputs import episode_of
 from rloom.episodes.agents.process import ANSWER, ASK, FAILED, RESULT, RUN, Task, TokenAnswer
 from rloom.episodes.episode import Node
 from rloom.episodes.gateway.server import Gateway
+from rloom.episodes.kinds import AGENT
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentProcess, WrongReply
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
@@ -228,7 +229,7 @@ class AgentLoopDriver:
             known = [*self.own, *(self.agents.loops if self.agents is not None else ())]
             raise ConfigError(
                 f"agent_name={name!r} of row {run.row.prompt.index}: there is no such agent loop; there are "
-                f"{', '.join(known)}. List yours in actor_rollout_ref.rollout.agent.agent_loop_config_path"
+                f"{', '.join(known)}. List yours in {AGENT}.agent_loop_config_path"
             )
         await self.own[name].run(run)
 

@@ -28,13 +28,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rloom.episodes.kinds import AGENT
 from rloom.errors import ConfigError
 from rloom.types import Message
 
 RUN, ANSWER, ASK, RESULT, FAILED = "run", "answer", "ask", "result", "failed"
-PATH_KEY = "actor_rollout_ref.rollout.agent.path"
-COMMAND_KEY = "actor_rollout_ref.rollout.agent.command"
-KWARGS_KEY = "actor_rollout_ref.rollout.agent.kwargs"
+PATH_KEY, COMMAND_KEY, KWARGS_KEY = f"{AGENT}.path", f"{AGENT}.command", f"{AGENT}.kwargs"
 MOST_OUTPUT = 1 << 16  # bytes of a program's output that are kept, from its end
 RETURNS = "return a number, {'reward': ...}, {answer id: reward} or None"
 

@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.base import Environment, EnvironmentSetup, EpisodeLimits, ToolSchema
 from rloom.episodes.contracts.calls import UserCalls
 from rloom.episodes.contracts.mcp_servers import McpServer, McpTools, servers_of_entry, servers_of_file
 from rloom.episodes.contracts.text import ConversationEnvironment, StatesEnvironment, TextEnvironment
 from rloom.episodes.contracts.tools import FunctionTools, MethodTools, Tool, ToolEnvironment, Toolset, public_methods
 from rloom.episodes.contracts.verl import (
-    SECTION,
     ConfiguredTools,
     Interaction,
     configured_interactions,
@@ -31,11 +31,11 @@ from rloom.episodes.contracts.verl import (
     function_tools,
     read_yaml,
 )
+from rloom.episodes.kinds import ENVIRONMENT_KEY
 from rloom.episodes.schema import tool_schema
 from rloom.errors import ConfigError
 from rloom.plugins import load_plugin
 
-KEY = f"{SECTION}.environment"
 CHOOSING_COLUMNS = ("environment", "env_class")  # TRL's and SkyRL's
 
 
@@ -169,10 +169,10 @@ def check_tools(instance: Any) -> None:
             f"the environment {name} has `step`, and neither `reset(**row)` nor `init(prompt)`; write one"
         )
     if has(instance, "execute", "release"):
-        raise ConfigError(f"{name} is a tool of verl; list it in a YAML file and set {SECTION}.tool_config_path")
+        raise ConfigError(f"{name} is a tool of verl; list it in a YAML file and set {MULTI_TURN}.tool_config_path")
     if has(instance, "generate_response"):
         raise ConfigError(
-            f"{name} is an interaction of verl; list it in a YAML file and set {SECTION}.interaction_config_path"
+            f"{name} is an interaction of verl; list it in a YAML file and set {MULTI_TURN}.interaction_config_path"
         )
     if not public_methods(instance):
         raise ConfigError(
@@ -193,7 +193,7 @@ class EnvironmentSettings(dict[str, Any]):
 
 def load_code(setup: EnvironmentSetup) -> UserCode:
     """Import the user's files. ConfigError: one of them cannot be used."""
-    given: Any = None if setup.reference is None else load_plugin(KEY, setup.reference)
+    given: Any = None if setup.reference is None else load_plugin(ENVIRONMENT_KEY, setup.reference)
     functions = [] if setup.function_tool_path is None else function_tools(setup.function_tool_path)
     if setup.objects is not None:
         path, pickled = pickle.loads(setup.objects)
@@ -210,7 +210,7 @@ def load_code(setup: EnvironmentSetup) -> UserCode:
 
 def configured_tools(path: str) -> tuple[list[Any], list[McpServer]]:
     """Of verl's YAML file, or of a JSON file of MCP servers."""
-    key = f"{SECTION}.tool_config_path"
+    key = f"{MULTI_TURN}.tool_config_path"
     if path.endswith(".json"):
         return [], servers_of_file(f"{key}={path}", path)
     made, servers = [], []

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import yaml
 
+from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema
 from rloom.episodes.contracts import verl_tool_names
 from rloom.episodes.contracts.calls import ToolResult, UserCalls, as_reward, as_text, numbers, plain_values
@@ -23,8 +24,6 @@ from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
 from rloom.plugins import load_file, type_and_message
 from rloom.types import Message
-
-SECTION = "actor_rollout_ref.rollout.multi_turn"
 
 
 @dataclass
@@ -46,7 +45,7 @@ class AgentData:
 
 def function_tools(path: str) -> list[Tool]:
     """Of the functions that the file marks with @function_tool."""
-    key = f"{SECTION}.function_tool_path"
+    key = f"{MULTI_TURN}.function_tool_path"
     before = set(registered())
     load_file(key, path, path)
     found = [entry for name, entry in registered().items() if name not in before]
@@ -115,7 +114,7 @@ def made_object(key: str, path: str, name: str, **arguments: Any) -> Any:
 
 def configured_tool(path: str, entry: Mapping[str, Any]) -> Any:
     """An object of a class of BaseTool."""
-    key = f"{SECTION}.tool_config_path"
+    key = f"{MULTI_TURN}.tool_config_path"
     schema = entry.get("tool_schema")
     given = None if schema is None else tool_schema_object(schema)
     config = dict(entry.get("config") or {})
@@ -212,7 +211,7 @@ def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str
 
 def configured_interactions(path: str) -> dict[str, Any]:
     """Objects of classes of BaseInteraction by name."""
-    key = f"{SECTION}.interaction_config_path"
+    key = f"{MULTI_TURN}.interaction_config_path"
     found: dict[str, Any] = {}
     for entry in read_yaml(key, path, "interaction"):
         class_name = str(entry.get("class_name"))

@@ -31,6 +31,7 @@ from rloom.episodes.gateway.chat import ChatDialect
 from rloom.episodes.gateway.fields import Asked, Body, Dialect, Event, RefusedRequest, as_text, shown
 from rloom.episodes.gateway.messages import MessagesDialect
 from rloom.episodes.gateway.responses import ResponsesDialect
+from rloom.episodes.kinds import AGENT
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached
 from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, EpisodeEnded, Sessions
@@ -157,9 +158,7 @@ class Gateway:
             self._socket.bind((HOST, port))
         except OSError as error:
             self._socket.close()
-            raise ConfigError(
-                f"actor_rollout_ref.rollout.agent.port={port}: {error.strerror}; use another, or 0 for a free one"
-            ) from None
+            raise ConfigError(f"{AGENT}.port={port}: {error.strerror}; use another, or 0 for a free one") from None
         self.url = f"http://{HOST}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
             self._app,

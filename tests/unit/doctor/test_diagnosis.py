@@ -65,7 +65,7 @@ def test_the_limit_that_is_reached_is_the_one_to_raise() -> None:
 def test_steps_that_take_too_long_are_told_from_errors() -> None:
     [finding] = diagnose(FAULTY["environment_failures"]())
     assert finding.changes == () and "raises an error" in finding.causes[0]
-    hangs = {**EPISODES, "episode/failed": 0.1, "episode/environment_timeouts": 0.08}
+    hangs = {**EPISODES, "episode/failed": 0.1, "episode/ended/environment_timeout": 0.08}
     [finding] = diagnose(history(hangs, TURN_KEYS))
     assert [change.value for change in finding.changes] == [10] and "tool_timeout_s" in finding.causes[0]
 

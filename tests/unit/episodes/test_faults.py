@@ -199,9 +199,7 @@ def test_500_episodes_with_two_fifths_of_faults(environment_file, tmp_path, mark
     assert batch.valid_N.tolist() == [record.failure is None for record in records]
     endings = Counter(record.ending for record in records)
     metrics = episode_metrics(records)
-    counted = {
-        ending: round(metrics[f"episode/ended/{ending.value.replace(' ', '_')}"] * EPISODES) for ending in Ending
-    }
+    counted = {ending: round(metrics[ending.metric] * EPISODES) for ending in Ending}
     assert {ending: count for ending, count in counted.items() if count} == endings
     assert sum(endings.values()) == EPISODES
     for n in range(EPISODES):  # one instance an episode; closed once wherever it can be

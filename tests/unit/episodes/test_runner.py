@@ -272,7 +272,7 @@ def test_faults_end_only_their_own_episode_within_the_limit(environment_file, tm
     assert {name: count for name, count in ended.items() if count} == {
         "done": 6,
         "environment_failed": 2,
-        "environment_did_not_answer": 4,
+        "environment_timeout": 4,
         "environment_exited": 4,
     }
 

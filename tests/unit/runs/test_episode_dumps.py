@@ -123,7 +123,7 @@ def test_metrics_count_an_episode_once() -> None:
     assert (metrics["episode/turns/mean"], metrics["episode/turns/max"]) == (5 / 3, 3.0)  # 3, 2 and 0 turns
     assert (metrics["episode/branches"], metrics["episode/rewritten_past"]) == (4 / 3, 1 / 3)
     assert metrics["episode/ended/done"] == metrics["episode/ended/turn_limit"] == 1 / 3
-    assert metrics["episode/ended/environment_failed"] == 1 / 3 and metrics["episode/environment_timeouts"] == 0
+    assert metrics["episode/ended/environment_failed"] == 1 / 3 and metrics["episode/ended/environment_timeout"] == 0
     assert metrics["episode/failed"] == 1 / 3
     assert (metrics["tool/calls"], metrics["tool/errors"], metrics["tool/timeouts"]) == (2 / 3, 0.5, 0.0)
     assert (metrics["tool/unused"], metrics["tool/seconds/mean"]) == (2 / 3, 0.125)
