@@ -198,7 +198,7 @@ def test_500_episodes_with_two_fifths_of_faults(environment_file, tmp_path, mark
     batch = Batch.pack(trajectories)
     assert batch.valid_N.tolist() == [record.failure is None for record in records]
     endings = Counter(record.ending for record in records)
-    metrics = episode_metrics(records)
+    metrics = episode_metrics(trajectories)
     counted = {
         ending: round(metrics[f"episode/ended/{ending.value.replace(' ', '_')}"] * EPISODES) for ending in Ending
     }
