@@ -120,10 +120,10 @@ FAULTS = {
     "too long": (Ending.WRONG_REPLY, "a reply of "),
     "nothing": (Ending.FAILED, "TypeError: "),
     "number": (Ending.FAILED, "TypeError: "),
-    "pair": (Ending.FAILED, "ValueError: not enough values"),
+    "pair": (Ending.FAILED, "TypeError: step returned tuple; return (observation, reward, done)"),
     "object": (Ending.FAILED, "TypeError: "),
     "set": (Ending.FAILED, "TypeError: Object of type set is not JSON serializable"),
-    "no role": (Ending.WRONG_REPLY, "a message of it is {'content': 'seen'}; a role"),
+    "no role": (Ending.FAILED, "TypeError: step returned an observation of list"),
     "odd role": (Ending.WRONG_REPLY, "a message of it is {'role': 5,"),
     "nan": (Ending.WRONG_REPLY, "its reward is nan, not a finite number"),
     "infinite": (Ending.WRONG_REPLY, "its reward is inf, not a finite number"),
@@ -137,7 +137,7 @@ FAULTS = {
 BEGINNINGS = {
     "raise": (Ending.FAILED, "ValueError: cannot begin"),
     "number": (Ending.FAILED, "TypeError: "),
-    "messages": (Ending.WRONG_REPLY, "a message of it is {'role': 'user'}"),
+    "messages": (Ending.FAILED, "TypeError: reset returned list"),
     "surrogate": (Ending.DONE, 0.25),
 }
 UNCLOSED = ("exit", "segfault", "hang for ever", "half a frame")  # the process cannot run any more
