@@ -36,7 +36,7 @@ ENVIRONMENT = textwrap.dedent(
 
     class Game:
         def reset(self, file="", begin="", **row):
-            self.file = file
+            self.file, self.hangs = file, False
             self.note("made")
             if begin == "raise":
                 raise ValueError("cannot begin")
@@ -93,10 +93,13 @@ ENVIRONMENT = textwrap.dedent(
                 case "half a frame":
                     os.write(connection(), (100).to_bytes(8, "big") + b"{")
                     os._exit(0)
+                case "hang in close": self.hangs = True
                 case "kill the parent": os.kill(os.getppid(), signal.SIGKILL)
             return "seen", 0.25, text == "done"
 
         def close(self):
+            while self.hangs:
+                time.sleep(0.01)
             self.note("closed")
     """
 )
@@ -133,6 +136,7 @@ FAULTS = {
     "garbage to the driver": (Ending.WRONG_REPLY, "a reply of 18,446,744,073,709,551,615 bytes"),
     "list to the driver": (Ending.WRONG_REPLY, "its reply is list, not a JSON object"),
     "half a frame": (Ending.EXITED, "its process ended"),
+    "hang in close": (Ending.DONE, 0.5),
 }
 BEGINNINGS = {
     "raise": (Ending.FAILED, "ValueError: cannot begin"),
@@ -140,7 +144,8 @@ BEGINNINGS = {
     "messages": (Ending.FAILED, "TypeError: reset returned list"),
     "surrogate": (Ending.DONE, 0.25),
 }
-UNCLOSED = ("exit", "segfault", "hang for ever", "half a frame")  # the process cannot run any more
+# the process cannot run any more, or does not end in time
+UNCLOSED = ("exit", "segfault", "hang for ever", "half a frame", "hang in close")
 EPISODES, FAULTY = 500, 0.4
 
 
