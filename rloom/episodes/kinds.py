@@ -42,7 +42,7 @@ class EpisodeKind:
     title: str  # in sentences: "an environment"
     build: Reference
     keys: tuple[str, ...] = (OWN_KEY,)  # a value in one of them selects it
-    not_by: tuple[str, ...] = ()  # values of those keys that do not
+    only_beside: tuple[str, ...] = ()  # values of those keys that select it only where another kind is selected, too
     reads: tuple[str, ...] = ()  # further keys that not every kind reads
     includes: tuple[str, ...] = ()  # kinds whose keys it reads itself; both may be set
     # (config) raises ConfigError, before torch is imported: such as a file that does not exist
@@ -56,7 +56,11 @@ class EpisodeKind:
         return bool(self.set_keys(config))
 
     def set_keys(self, config: Any) -> list[str]:
-        return [key for key in self.keys if attrgetter(key)(config) not in (None, *self.not_by)]
+        given = {key: value for key in self.keys if (value := attrgetter(key)(config)) is not None}
+        if all(value in self.only_beside for value in given.values()):
+            others = [kind for kind in KINDS.values() if kind is not self] if given else []
+            return list(given) if any(kind.is_set(config) for kind in others) else []
+        return list(given)
 
 
 KINDS: Mapping[str, EpisodeKind] = {
@@ -92,7 +96,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         title="agent loops",
         build="rloom.launch.episodes:agent_loop_driver",
         keys=(f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"),
-        not_by=(ONE_TURN, WITH_TOOLS),  # alone, they say nothing that the other keys do not
+        only_beside=(ONE_TURN, WITH_TOOLS),  # alone, they are answers of one turn
         reads=TOOL_KEYS,
         includes=("tools",),
         or_rules=True,

@@ -186,6 +186,9 @@ class EnvironmentPool:
             pid = await asyncio.to_thread(self.control.recv, 4)
         except OSError:
             pid = b""
+        except asyncio.CancelledError:
+            ours.close()  # the process finds that, and ends
+            raise
         if len(pid) < 4:
             ours.close()
             return None

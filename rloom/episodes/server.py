@@ -26,7 +26,7 @@ from typing import Any
 from rloom.episodes.agents.load import load_agent
 from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent
 from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, EnvironmentSetup, ToolSchema
-from rloom.episodes.contracts.calls import CallTimeout, time_limit
+from rloom.episodes.contracts.calls import CallTimeout
 from rloom.episodes.contracts.table import UserCode, load_code
 from rloom.episodes.kinds import ENVIRONMENT_KEY
 from rloom.episodes.stand_ins import install_stand_ins
@@ -198,7 +198,7 @@ def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSc
             write_all(connection.fileno(), answer)
     finally:
         if environment is not None:
-            closed(environment, code.limits.call_s if what == END else CLOSE_S)
+            closed(environment)
 
 
 def set_seed(seed: int) -> None:
@@ -208,11 +208,10 @@ def set_seed(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def closed(environment: Environment, limit_s: float) -> None:
-    """An error here changes no result."""
+def closed(environment: Environment) -> None:
+    """An error here changes no result. The driver has a process killed that does not end."""
     try:
-        with time_limit(limit_s):
-            environment.close()
+        environment.close()
     except BaseException:
         traceback.print_exc()
 

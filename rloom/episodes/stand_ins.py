@@ -26,6 +26,7 @@ STAND_INS = {
     "verl.tools.schemas": "rloom.episodes.contracts.verl_tool_names",
     "verl.tools.function_tool": "rloom.episodes.contracts.verl_tool_names",
     "verl.tools.gsm8k_tool": "rloom.episodes.contracts.verl_tool_names",
+    "verl.tools.utils.tool_registry": "rloom.episodes.contracts.verl",
     "verl.interactions.base": "rloom.episodes.contracts.verl_tool_names",
     "verl.utils.reward_score.gsm8k": "rloom.episodes.contracts.verl_tool_names",
     "skyrl_gym": "rloom.episodes.contracts.skyrl_names",

@@ -232,6 +232,9 @@ class AgentLoopDriver:
                 f"{', '.join(known)}. List yours in {AGENT}.agent_loop_config_path"
             )
         await self.own[name].run(run)
+        run.reward = (
+            None  # the rules score it: rewards of tools are facts for reward functions, as in runs of tools alone
+        )
 
     @property
     def drivers(self) -> list[Driver]:

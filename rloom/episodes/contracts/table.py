@@ -7,7 +7,6 @@
 | MCP servers, in a YAML or a JSON file | MCP | mcp_servers |
 | a class with `reset(**row)` and `step(text)` -> (observation, reward, done) | Gymnasium | TextEnvironment |
 | a class with `init(prompt)` and `step(text)` -> {"observations", "reward", "done"} | SkyRL | ConversationEnvironment |
-| a class with `reset(states)` and `step(states)` -> {"environment_feedback", ...} | OpenRLHF | StatesEnvironment |
 """
 
 import inspect
@@ -18,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rloom.environments.kinds import MULTI_TURN
+from rloom.episodes.agents.process import PATH_KEY
 from rloom.episodes.base import Environment, EnvironmentSetup, EpisodeLimits, ToolSchema
 from rloom.episodes.contracts.calls import UserCalls
 from rloom.episodes.contracts.mcp_servers import McpServer, McpTools, servers_of_entry, servers_of_file
-from rloom.episodes.contracts.text import ConversationEnvironment, StatesEnvironment, TextEnvironment
+from rloom.episodes.contracts.text import ConversationEnvironment, TextEnvironment
 from rloom.episodes.contracts.tools import FunctionTools, MethodTools, Tool, ToolEnvironment, Toolset, public_methods
 from rloom.episodes.contracts.verl import (
     ConfiguredTools,
@@ -47,16 +47,11 @@ class Contract:
     serve: Callable[[Any, EpisodeLimits], Environment]
 
 
-def takes_states(instance: Any) -> bool:
-    return has(instance, "reset", "step") and "states" in inspect.signature(instance.step).parameters
-
-
 def has(instance: Any, *methods: str) -> bool:
     return all(callable(getattr(instance, name, None)) for name in methods)
 
 
 TEXT_CONTRACTS = (
-    Contract(takes_states, StatesEnvironment),
     Contract(lambda instance: has(instance, "init", "step"), ConversationEnvironment),
     Contract(lambda instance: has(instance, "reset", "step"), TextEnvironment),
 )
@@ -81,6 +76,7 @@ class UserCode:
         if given is None or is_functions(given):
             return self.with_tools([FunctionTools.of(given or ())])
         instance = self.made(given, row)
+        check_no_states(instance)
         for contract in TEXT_CONTRACTS:
             if contract.fits(instance):
                 self.check_no_tools(instance)
@@ -160,6 +156,14 @@ def check_methods(given: Any, *methods: str) -> None:
     for name in methods:
         if inspect.isclass(given) and not callable(getattr(given, name, None)):
             raise ConfigError(f"the environment {given.__name__} takes `extras`, as SkyRL's do, and has no `{name}`")
+
+
+def check_no_states(instance: Any) -> None:
+    if has(instance, "reset", "step") and "states" in inspect.signature(instance.step).parameters:
+        raise ConfigError(
+            f"{type(instance).__name__} is an agent of OpenRLHF, whose feedback is added without a chat template; name "
+            f"it in {PATH_KEY}"
+        )
 
 
 def check_tools(instance: Any) -> None:

@@ -63,30 +63,6 @@ class ConversationEnvironment(TextEnvironment):
         return begun(messages, found[0] if isinstance(found, tuple) else found)
 
 
-class StatesEnvironment(TextEnvironment):
-    """OpenRLHF's form: methods that take and return dictionaries; feedback is text."""
-
-    def __init__(self, instance: Any, limits: EpisodeLimits) -> None:
-        super().__init__(instance, limits)
-        self.label: Any = None
-        self.seen = ""
-
-    def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        self.label = row.get("label")
-        states = {"observation": messages[-1]["content"], "label": self.label}
-        found = self.calls(self.instance.reset, states)
-        self.seen = str(found["observation"])
-        return (*messages[:-1], {**messages[-1], "content": self.seen})
-
-    def act(self, text: str, marked: str | None = None) -> Observation:
-        states = {"observation_text": self.seen, "action_text": text, "label": self.label, "sampling_params": None}
-        found = self.calls(self.instance.step, states)
-        feedback = shortened(str(found.get("environment_feedback", "")), self.limits)
-        self.seen += text + feedback
-        messages = ({"role": "user", "content": feedback},) if feedback else ()
-        return Observation(messages, as_reward(found.get("rewards")), bool(found["done"]))
-
-
 def as_messages(seen: Any, limits: EpisodeLimits) -> tuple[Message, ...]:
     """A text is a message of the user; None or an empty one adds nothing."""
     if isinstance(seen, str):

@@ -126,6 +126,12 @@ def configured_tool(path: str, entry: Mapping[str, Any]) -> Any:
     return tool
 
 
+def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
+    """verl's function of this name, with which agent loops load the tools of a YAML file (`stand_ins.py`)."""
+    key = f"{MULTI_TURN}.tool_config_path"
+    return [configured_tool(tools_config_file, entry) for entry in read_yaml(key, tools_config_file, "tools")]
+
+
 def tool_schema_object(schema: Mapping[str, Any]) -> Any:
     """verl's own class if it is installed: its tools may check for it."""
     schemas = importlib.import_module("verl.tools.schemas")

@@ -1,7 +1,9 @@
 """CUDA graphs of a decode step, captured once per batch size and then replayed."""
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -47,19 +49,35 @@ class Graphs:
             self.graphs[rows] = graph
 
     def record(self, graph: torch.cuda.CUDAGraph, rows: int) -> None:
-        """Like torch.cuda.graph(), but without emptying the allocator's cache each time."""
+        """Like torch.cuda.graph(), but without emptying the allocator's cache each time.
+
+        The garbage collector waits: what it releases, such as an earlier engine's memory, may synchronise with the
+        device, which is not permitted during a capture.
+        """
         if self.stream is None:
             self.stream = torch.cuda.Stream()
         stream, main = self.stream, torch.cuda.current_stream()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None  # graphs never run concurrently
         stream.wait_stream(main)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), without_collection():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 self.step(rows)
             finally:
                 graph.capture_end()
         main.wait_stream(stream)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """No garbage is collected while it is open."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def batch_of(rows: int) -> int:

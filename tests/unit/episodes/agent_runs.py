@@ -5,19 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-import torch
-
 from rloom.episodes.agents.driver import AgentDriver, AgentLoopDriver, OneTurnDriver
 from rloom.episodes.agents.process import AgentSetup
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import EpisodeRecord
 from rloom.episodes.runner import Driver, EpisodeRow, EpisodeRunner
-from rloom.episodes.template import TurnTemplate
-from rloom.episodes.writer import Texts
-from rloom.rollout.base import Completion, Sampling
+from rloom.rollout.base import Completion, Request, Sampling
 from rloom.types import Prompt
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
+from tests.unit.episodes.engines import answer_all, completed, texts_for
 
 NAME = "chatml"
 MAX_PROMPT = 200
@@ -64,13 +61,7 @@ def run(
     rows: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> tuple[list[EpisodeRecord], list[list[list[int]]]]:
     """The records in their order, and the tokens of all answers to each. `answer(episode, turn)`: their texts."""
-    tokenizer, stop = tokenizer_for(NAME), TEMPLATES[NAME][1]
-    (stop_token,) = encode(stop, NAME)
-    texts = Texts(
-        TurnTemplate(tokenizer),
-        lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
-        {stop_token: stop},
-    )
+    texts, stop = texts_for(NAME), encode(TEMPLATES[NAME][1], NAME)
     runner = EpisodeRunner(driver, texts, limits)
     text = texts.template.render(QUESTION)
     tokens = tuple(encode(text, NAME))
@@ -80,22 +71,17 @@ def run(
     ]
     planned = [EpisodeRow(n, 0, prompt, lambda turn, n=n: 1000 * n + turn) for n, prompt in enumerate(prompts)]
     sampled: list[list[list[int]]] = [[] for _ in prompts]
-    records: dict[int, EpisodeRecord] = {}
-    sent = 0
+
+    def complete(index: int, request: Request) -> Completion:
+        number, turn = divmod(request.seed, 1000)
+        text = answer(number, turn)
+        own = text.tokens if isinstance(text, Letters) else encode(text, NAME)
+        completion = completed(index, request, [*own, *stop], -1.0, turn)
+        sampled[number].append(completion.tokens_L.tolist())
+        return completion
+
     with closing(runner), runner.started(planned, Sampling(100), shares=1) as turns:
-        while (requests := turns.next_requests(0)) is not None:
-            for request in requests:
-                number, turn = divmod(request.seed, 1000)
-                text = answer(number, turn)
-                found = [*(text.tokens if isinstance(text, Letters) else encode(text, NAME)), stop_token]
-                finished = len(found) <= request.sampling.max_new_tokens
-                found = found[: request.sampling.max_new_tokens]
-                sampled[number].append(found)
-                logprobs = -torch.arange(1.0, len(found) + 1)
-                turns.complete(0, sent, Completion(sent, torch.tensor(found), logprobs, finished, turn))
-                sent += 1
-            records |= dict(turns.take_finished())
-        records |= dict(turns.take_finished())
+        records = answer_all(turns, complete)
     return [records[n] for n in range(episodes)], sampled
 
 

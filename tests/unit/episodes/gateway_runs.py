@@ -8,18 +8,15 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
 
-import torch
-
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.gateway.server import Gateway
 from rloom.episodes.record import EpisodeRecord
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner, RunningEpisode, Turns
 from rloom.episodes.session import AgentSession, Sessions
-from rloom.episodes.template import TurnTemplate
-from rloom.episodes.writer import Texts
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.types import Prompt
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
+from tests.unit.episodes.engines import answer_all, completed, texts_for
 
 Script = Sequence[str] | Callable[[str], str]  # answers in the order of their requests, or to the text of a prompt
 
@@ -83,21 +80,17 @@ class GatewayRun:
 
 def run_engine(run: GatewayRun, turns: Turns, script: Script, name: str) -> None:
     stop_token = encode(TEMPLATES[name][1], name)
-    while (requests := turns.next_requests(0)) is not None:
+
+    def answer(number: int, request: Request) -> Completion:
         run.released.wait(20)
-        for request in requests:
-            prompt = tokenizer_for(name).decode(request.tokens)
-            text = script(prompt) if callable(script) else script[len(run.requests)]
-            most = request.sampling.max_new_tokens
-            tokens = [*encode(text, name), *stop_token]
-            finished, tokens = len(tokens) <= most, tokens[:most]
-            run.sampled.append(tokens)
-            run.requests.append(request)
-            logprobs = -0.5 * torch.arange(1.0, len(tokens) + 1)
-            sent = len(run.sampled) - 1
-            turns.complete(0, sent, Completion(sent, torch.tensor(tokens), logprobs, finished, 7))
-        run.records += [record for _, record in turns.take_finished()]
-    run.records += [record for _, record in turns.take_finished()]
+        prompt = tokenizer_for(name).decode(request.tokens)
+        text = script(prompt) if callable(script) else script[number]
+        completion = completed(number, request, [*encode(text, name), *stop_token], -0.5, 7)
+        run.sampled.append(completion.tokens_L.tolist())
+        run.requests.append(request)
+        return completion
+
+    run.records += answer_all(turns, answer).values()
     run.ended.set()
 
 
@@ -110,17 +103,13 @@ def serving(
     sampling: Sampling | None = None,
     prompt_tokens: int | None = None,
 ) -> Iterator[GatewayRun]:
-    tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
-    (stop_token,) = encode(stop, name)
-    texts = Texts(
-        TurnTemplate(tokenizer),
-        lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
-        {stop_token: stop},
-    )
     driver, gateway = OneSession(prompt_tokens), Gateway()
     prompt = Prompt(0, ({"role": "user", "content": "guess"},), "", (), "game")
     row = EpisodeRow(0, 0, prompt, lambda turn: turn)
-    with closing(EpisodeRunner(driver, texts, limits or EpisodeLimits(20_000))) as runner, ExitStack() as stack:
+    with (
+        closing(EpisodeRunner(driver, texts_for(name), limits or EpisodeLimits(20_000))) as runner,
+        ExitStack() as stack,
+    ):
         runner.loop.run(gateway.start(driver.sessions, 0))
         stack.callback(lambda: runner.loop.run(gateway.stop()))
         with runner.started([row], sampling or Sampling(20_000), shares=1) as turns:

@@ -1,16 +1,18 @@
 """Agents that ask with tokens: verl's agent loops and OpenRLHF's executors, where neither is installed."""
 
-import subprocess
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from rloom.episodes.base import EpisodeLimits
+from rloom.episodes.kinds import chosen_kinds, episode_faults
 from rloom.episodes.record import Ending, episode_trajectories
 from rloom.errors import ConfigError, RloomError
+from rloom.launch.episodes import agent_loop_driver
 from rloom.types import Prompt, Score
+from tests.helpers import configured
 from tests.unit.episodes.agent_runs import (
+    LIMITS,
     NAME,
     Letters,
     agent_driver,
@@ -22,11 +24,8 @@ from tests.unit.episodes.agent_runs import (
     trained,
 )
 from tests.unit.episodes.conversations import encode, tokenizer_for
-
-# snapshots of other projects beside this one, where there are some
-MIRRORS = next(
-    (folder / ".mirror" for folder in Path(__file__).resolve().parents if (folder / ".mirror").is_dir()), None
-)
+from tests.unit.episodes.engines import texts_for
+from tests.unit.episodes.peers import extracted
 
 LOOPS = textwrap.dedent(
     """
@@ -114,6 +113,18 @@ LOOPS = textwrap.dedent(
 )
 
 
+TOOLS = textwrap.dedent(
+    """
+    from verl.tools.function_tool import function_tool
+
+    @function_tool
+    def one():
+        'One.'
+        return "1", 0.5, {}
+    """
+)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("loops")
@@ -150,6 +161,25 @@ def test_the_row_names_its_loop_and_its_columns_are_arguments(folder):
     assert [record.reward for record in records] == [2.0, None, 0.5]
     assert [len(answers) for answers in sampled] == [5, 1, 3]
     assert [trained(record) for record in records] == sampled
+
+
+def test_rlooms_own_loops_are_chosen_by_their_names_beside_tools(tmp_path):
+    (tmp_path / "tools.py").write_text(TOOLS)
+    tools = f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp_path / 'tools.py'}"
+    key = "actor_rollout_ref.rollout.agent.default_agent_loop"
+    rows = {0: {"agent_name": "tool_agent"}, 1: {"agent_name": "single_turn_agent"}}
+    call = '<tool_call>{"name": "one", "arguments": {}}</tool_call>'
+    for default, turns in (("single_turn_agent", [2, 1, 1]), ("tool_agent", [2, 1, 2])):
+        config = configured(tools, f"{key}={default}")
+        assert list(chosen_kinds(config)) == ["agent_loop"] and not list(episode_faults(config))
+        driver = agent_loop_driver(config, texts_for(NAME), LIMITS)
+        records, _ = run(driver, 3, rows=rows, answer=lambda _, turn: "done" if turn else call)
+        assert [record.failure for record in records] == [None] * 3
+        assert [record.turns for record in records] == turns
+        assert [record.reward for record in records] == [None] * 3  # 0.5 of the tool is not the score
+        assert not chosen_kinds(configured(f"{key}={default}"))  # alone, answers have one turn
+    contradiction = configured("actor_rollout_ref.rollout.multi_turn.environment=sql", f"{key}=single_turn_agent")
+    assert ["keep one" in fault for fault in episode_faults(contradiction)] == [True]
 
 
 def test_a_loop_of_no_name_ends_the_run(folder):
@@ -292,22 +322,9 @@ def test_an_executor_of_the_users_own(tmp_path):
     assert (record.failure, record.reward, trained(record)) == (None, 3.0, sampled)
 
 
-def unchanged(repository, path, tmp_path):
-    """A file of another project, read outside of this one."""
-    if MIRRORS is None:
-        pytest.skip("there are no snapshots of other projects")
-    found = subprocess.run(
-        ["git", "-C", str(MIRRORS / repository / "repo"), "show", f"HEAD:{path}"], capture_output=True, text=True
-    )
-    if found.returncode:
-        pytest.skip(f"{repository} is not here")
-    file = tmp_path / Path(path).name
-    file.write_text(found.stdout)
-    return file
-
-
 def test_openrlhfs_example_runs_unchanged(tmp_path):
-    file = unchanged("OpenRLHF+OpenRLHF", "examples/python/agent_func.py", tmp_path)
+    path = "examples/python/agent_func.py"
+    file = extracted("OpenRLHF+OpenRLHF", tmp_path, path) / path
     records, sampled = run(agent_driver(setup_of(path=f"{file}:AgentExecutor")), 4)
     assert [record.failure for record in records] == [None] * 4
     assert [trained(record) for record in records] == sampled
@@ -316,13 +333,10 @@ def test_openrlhfs_example_runs_unchanged(tmp_path):
 
 
 def test_verls_single_turn_loop_runs_unchanged(tmp_path):
-    file = unchanged("volcengine+verl", "verl/experimental/agent_loop/single_turn_agent_loop.py", tmp_path)
-    (tmp_path / "loops.yaml").write_text(f"- {{name: theirs, _target_: {file.stem}.SingleTurnAgentLoop}}")
-    try:
-        driver = loop_driver("theirs", loops=(str(tmp_path / "loops.yaml"),))
-    except RloomError as error:
-        if "'verl.tools'" in str(error):
-            pytest.skip("it imports verl's registry of tools, which has no stand-in")
-        raise
+    path = "verl/experimental/agent_loop/single_turn_agent_loop.py"
+    file = extracted("volcengine+verl", tmp_path, path) / path
+    loops = file.parent / "loops.yaml"
+    loops.write_text(f"- {{name: theirs, _target_: {file.stem}.SingleTurnAgentLoop}}")
+    driver = loop_driver("theirs", loops=(str(loops),))
     [record], [sampled] = run(driver)
     assert (record.failure, trained(record), flat(sampled)) == (None, sampled, flat(trained(record)))

@@ -3,7 +3,7 @@
 import json
 import textwrap
 import time
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ QUESTION = [{"role": "user", "content": "Go."}]
 class Episode:
     """One episode of a pool, without a policy."""
 
-    def __init__(self, loop: EventLoop, running: RunningEnvironment) -> None:
-        self.loop, self.running = loop, running
+    def __init__(self, loop: EventLoop, context: AbstractAsyncContextManager[RunningEnvironment]) -> None:
+        self.loop, self.context = loop, context
+        self.running = loop.run(context.__aenter__())
+        self.closed = False
 
     def begin(self, **row: Any) -> list[str]:
-        return [message["content"] for message in self.loop.run(self.running.begin(row, QUESTION))]
+        return [message["content"] for message in self.loop.run(self.running.begin(row, QUESTION, 0))]
 
     def act(self, text: str, marked: str | None = None):
         return self.loop.run(self.running.act(text, marked))
@@ -36,7 +38,15 @@ class Episode:
         return [message["content"] for message in self.act(text).messages]
 
     def end(self) -> float | None:
-        return self.loop.run(self.running.end())
+        """The reward. After it, the process closes the environment and ends."""
+        reward = self.loop.run(self.running.end())
+        self.close()
+        return reward
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.loop.run(self.context.__aexit__(None, None, None))
 
     @property
     def tools(self) -> list[str] | None:
@@ -51,16 +61,13 @@ def episodes(setup: EnvironmentSetup):
         names = [tool["function"]["name"] for tool in pool.load()]
 
         def open_one() -> Episode:
-            context = pool.episode()
-            episode = Episode(loop, loop.run(context.__aenter__()))
-            opened.append(context)
-            return episode
+            opened.append(Episode(loop, pool.episode()))
+            return opened[-1]
 
         yield open_one, names
     finally:
-        for context in opened:
-            loop.run(context.__aexit__(None, None, None))
-        loop.run(pool.end())
+        for episode in opened:
+            episode.close()
         loop.close()
         pool.close()
 
@@ -403,6 +410,10 @@ def test_the_row_chooses_its_environment_and_with_it_the_tools(tmp_path):
         ("class Environment:\n    def __init__(self, env_config, extras): ...", "has no `init`"),
         ("class Environment:\n    def execute(self): ...\n    def release(self): ...", "is a tool of verl"),
         ("class Environment:\n    def generate_response(self): ...", "is an interaction of verl"),
+        (
+            "class Environment:\n    async def reset(self, states): ...\n    async def step(self, states): ...",
+            r"is an agent of OpenRLHF.*name it in actor_rollout_ref\.rollout\.agent\.path",
+        ),
         ("Environment = 7", "the environment is a int"),
         ("class Environment:\n    def go(self, where): 'Go.'", "no type hint for where"),
     ],

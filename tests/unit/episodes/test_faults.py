@@ -36,7 +36,7 @@ ENVIRONMENT = textwrap.dedent(
 
     class Game:
         def reset(self, file="", begin="", **row):
-            self.file = file
+            self.file, self.hangs = file, False
             self.note("made")
             if begin == "raise":
                 raise ValueError("cannot begin")
@@ -93,10 +93,13 @@ ENVIRONMENT = textwrap.dedent(
                 case "half a frame":
                     os.write(connection(), (100).to_bytes(8, "big") + b"{")
                     os._exit(0)
+                case "hang in close": self.hangs = True
                 case "kill the parent": os.kill(os.getppid(), signal.SIGKILL)
             return "seen", 0.25, text == "done"
 
         def close(self):
+            while self.hangs:
+                time.sleep(0.01)
             self.note("closed")
     """
 )
@@ -120,10 +123,10 @@ FAULTS = {
     "too long": (Ending.WRONG_REPLY, "a reply of "),
     "nothing": (Ending.FAILED, "TypeError: "),
     "number": (Ending.FAILED, "TypeError: "),
-    "pair": (Ending.FAILED, "ValueError: not enough values"),
+    "pair": (Ending.FAILED, "TypeError: step returned tuple; return (observation, reward, done)"),
     "object": (Ending.FAILED, "TypeError: "),
     "set": (Ending.FAILED, "TypeError: Object of type set is not JSON serializable"),
-    "no role": (Ending.WRONG_REPLY, "a message of it is {'content': 'seen'}; a role"),
+    "no role": (Ending.FAILED, "TypeError: step returned an observation of list"),
     "odd role": (Ending.WRONG_REPLY, "a message of it is {'role': 5,"),
     "nan": (Ending.WRONG_REPLY, "its reward is nan, not a finite number"),
     "infinite": (Ending.WRONG_REPLY, "its reward is inf, not a finite number"),
@@ -133,14 +136,16 @@ FAULTS = {
     "garbage to the driver": (Ending.WRONG_REPLY, "a reply of 18,446,744,073,709,551,615 bytes"),
     "list to the driver": (Ending.WRONG_REPLY, "its reply is list, not a JSON object"),
     "half a frame": (Ending.EXITED, "its process ended"),
+    "hang in close": (Ending.DONE, 0.5),
 }
 BEGINNINGS = {
     "raise": (Ending.FAILED, "ValueError: cannot begin"),
     "number": (Ending.FAILED, "TypeError: "),
-    "messages": (Ending.WRONG_REPLY, "a message of it is {'role': 'user'}"),
+    "messages": (Ending.FAILED, "TypeError: reset returned list"),
     "surrogate": (Ending.DONE, 0.25),
 }
-UNCLOSED = ("exit", "segfault", "hang for ever", "half a frame")  # the process cannot run any more
+# the process cannot run any more, or does not end in time
+UNCLOSED = ("exit", "segfault", "hang for ever", "half a frame", "hang in close")
 EPISODES, FAULTY = 500, 0.4
 
 
@@ -198,7 +203,7 @@ def test_500_episodes_with_two_fifths_of_faults(environment_file, tmp_path, mark
     batch = Batch.pack(trajectories)
     assert batch.valid_N.tolist() == [record.failure is None for record in records]
     endings = Counter(record.ending for record in records)
-    metrics = episode_metrics(records)
+    metrics = episode_metrics(trajectories)
     counted = {ending: round(metrics[ending.metric] * EPISODES) for ending in Ending}
     assert {ending: count for ending, count in counted.items() if count} == endings
     assert sum(endings.values()) == EPISODES

@@ -11,7 +11,7 @@ from rloom.episodes.record import episode_trajectories
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner, LimitReached
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
-from rloom.rollout.base import Request, Sampling
+from rloom.rollout.base import Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.types import Prompt, Score
 from tests.helpers import FAMILIES, engine_of, policy, save_model
@@ -59,13 +59,16 @@ def test_a_scoring_pass_gives_the_recorded_logprobs(family, tmp_path):
     runner = EpisodeRunner(TokensDriver(), texts, EpisodeLimits(40))
     prompts = [Prompt(n, (), "", (), "") for n in range(12)]
     rows = [EpisodeRow(n, 0, prompt, lambda turn, n=n: 100 * n + turn) for n, prompt in enumerate(prompts)]
-    records, sent = {}, 0
-    with closing(runner), runner.started(rows, Sampling(40, stop_ids=(STOP,)), shares=1) as turns:
-        while (requests := turns.next_requests(0)) is not None:
-            for row, completion in rollout.generate([Request(r.tokens, r.sampling, r.seed) for r in requests]):
-                turns.complete(0, sent + row, completion)
-            sent += len(requests)
-            records |= dict(turns.take_finished())
+    records = {}
+    with (
+        closing(runner),
+        closing(rollout.generate_stream()) as stream,
+        runner.started(rows, Sampling(40, stop_ids=(STOP,)), shares=1) as turns,
+    ):
+        next(stream)
+        while (items := turns.next_requests(0)) is not None:
+            for index, completion in stream.send(items):
+                turns.complete(0, index, completion)
         records |= dict(turns.take_finished())
     found = [t for n in range(12) for t in episode_trajectories(records[n], prompts[n], n, Score(1.0))]
     assert max(t.branch for t in found) >= 1 and max(len(t.turns) for t in found) >= 3

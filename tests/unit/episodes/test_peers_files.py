@@ -1,28 +1,15 @@
 """Files of verl, TRL and SkyRL (all Apache-2.0), unchanged, from clones. Skipped where there is none."""
 
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
 from rloom.config.load import load_config
 from rloom.episodes.base import EnvironmentSetup
+from tests.unit.episodes.peers import extracted
 from tests.unit.episodes.test_contracts import LIMITS, call, episodes, written
 
-CLONES = Path(os.environ.get("RLOOM_PEERS", "/work/.mirror"))
 VERL, TRL, SKYRL = "volcengine+verl", "huggingface+trl", "NovaSky-AI+SkyRL"
-
-
-def extracted(repository: str, folder: Path, *paths: str) -> Path:
-    clone = CLONES / repository / "repo"
-    if not clone.exists():
-        pytest.skip(f"there is no clone of {repository}")
-    archive = subprocess.run(["git", "-C", str(clone), "archive", "HEAD", *paths], capture_output=True)
-    if archive.returncode:
-        pytest.skip(f"the clone of {repository} has no {paths}")
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    return folder
 
 
 def test_the_tool_of_verls_example_runs_with_its_own_configuration(tmp_path, monkeypatch):

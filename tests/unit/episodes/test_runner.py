@@ -6,7 +6,6 @@ import time
 from contextlib import closing
 
 import pytest
-import torch
 
 from rloom.algos.aggregate import Counts, aggregate, episode_tokens
 from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, grpo, rloo
@@ -16,13 +15,12 @@ from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
 from rloom.episodes.runner import EnvironmentDriver, EpisodeRow, EpisodeRunner
-from rloom.episodes.template import TurnTemplate
-from rloom.episodes.writer import Texts
 from rloom.launch.episodes import limits_of
-from rloom.rollout.base import Completion, EndedConversation, Sampling
+from rloom.rollout.base import Sampling
 from rloom.types import Prompt, Score
 from tests.helpers import configured
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
+from tests.unit.episodes.engines import answer_all, completed, texts_for
 
 ENVIRONMENT = textwrap.dedent(
     """
@@ -81,36 +79,23 @@ def run(environment_file, scripts, *, name="chatml", limits=None, rows=None, mos
     limits = limits or EpisodeLimits(400_000, turns=turns, call_s=5.0, result_characters=20)
     pool = EnvironmentPool(EnvironmentSetup(f"{environment_file}:Game", {}, limits), most=most)
     assert pool.load() == ()
-    tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
-    (stop_token,) = encode(stop, name)
-    texts = Texts(
-        TurnTemplate(tokenizer),
-        lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
-        {stop_token: stop},
-    )
-    runner = EpisodeRunner(EnvironmentDriver(pool, ()), texts, limits)
+    stop = encode(TEMPLATES[name][1], name)
+    runner = EpisodeRunner(EnvironmentDriver(pool, ()), texts_for(name), limits)
     prompts = [
         Prompt(n, ({"role": "user", "content": "guess"},), "", (), "game", columns=(rows or {}).get(n, {}))
         for n in range(len(scripts))
     ]
     planned = [EpisodeRow(n, 0, prompt, lambda turn, n=n: 1000 * n + turn) for n, prompt in enumerate(prompts)]
     sampled: list[list[int]] = [[] for _ in scripts]
-    records, sent = {}, 0
+
+    def answer(index, request):
+        number, turn = divmod(request.seed, 1000)
+        completion = completed(index, request, [*encode(scripts[number][turn], name), *stop], -1.0, turn)
+        sampled[number] += completion.tokens_L.tolist()
+        return completion
+
     with closing(runner), runner.started(planned, Sampling(100), shares=1) as turns:
-        while (requests := turns.next_requests(0)) is not None:
-            for request in requests:
-                if isinstance(request, EndedConversation):
-                    continue
-                number, turn = divmod(request.seed, 1000)
-                tokens = [*encode(scripts[number][turn], name), stop_token]
-                finished = len(tokens) <= request.sampling.max_new_tokens
-                tokens = tokens[: request.sampling.max_new_tokens]
-                sampled[number] += tokens
-                logprobs = -torch.arange(1.0, len(tokens) + 1)
-                turns.complete(0, sent, Completion(sent, torch.tensor(tokens), logprobs, finished, turn))
-                sent += 1
-            records |= dict(turns.take_finished())
-        records |= dict(turns.take_finished())
+        records = answer_all(turns, answer)
     return [records[n] for n in range(len(scripts))], sampled, prompts
 
 

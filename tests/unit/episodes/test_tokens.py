@@ -11,12 +11,12 @@ from rloom.batch import Batch
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import episode_trajectories
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner, LimitReached
-from rloom.episodes.template import TurnTemplate
-from rloom.episodes.writer import EpisodeWriter, Texts
+from rloom.episodes.writer import EpisodeWriter
 from rloom.launch.episodes import marked_decoder
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.types import Prompt, Score
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
+from tests.unit.episodes.engines import answer_all, texts_for
 
 EPISODES = 2000
 TURNS = 100  # seeds of an episode
@@ -129,28 +129,16 @@ class RandomDriver:
 
 def run_episodes(name: str, count: int):
     """Records and prompts of the episodes, and what the engine sampled."""
-    tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
-    (stop_id,) = encode(stop, name)
-    template = TurnTemplate(tokenizer)
-    decode = lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)  # noqa: E731
-    texts = Texts(template, decode, {stop_id: stop}, marked_decoder(tokenizer, template.source))
+    tokenizer, texts = tokenizer_for(name), texts_for(name)
+    texts = replace(texts, decode_marked=marked_decoder(tokenizer, texts.template.source))
+    (stop_id,) = texts.stop_texts
     limits = EpisodeLimits(300, turns=5, turn_tokens=40, episode_tokens=700)
     runner = EpisodeRunner(RandomDriver(name), texts, limits)
     prompts = [Prompt(n, ({"role": "user", "content": "?"},), "", (), "") for n in range(count)]
     rows = [EpisodeRow(n, n % 2, prompt, lambda turn, n=n: TURNS * n + turn) for n, prompt in enumerate(prompts)]
     engine = RandomEngine(name, stop_id, len(tokenizer))
-    records, sent, open_shares = {}, [0, 0], {0, 1}
     with closing(runner), runner.started(rows, Sampling(100), shares=2) as turns:
-        while open_shares:
-            for share in sorted(open_shares):
-                requests = turns.next_requests(share)
-                if requests is None:
-                    open_shares.discard(share)
-                    continue
-                for request in requests:
-                    turns.complete(share, sent[share], engine.answer(sent[share], request))
-                    sent[share] += 1
-            records |= dict(turns.take_finished())
+        records = answer_all(turns, engine.answer, shares=2)
     return [records[n] for n in range(count)], prompts, engine
 
 

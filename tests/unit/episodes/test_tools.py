@@ -185,16 +185,7 @@ class SkyRl:
         return {"observations": [{"role": "user", "content": "seen"}], "reward": 0.5, "done": text == "stop"}
 
 
-class OpenRlhf:
-    async def reset(self, states, **kwargs):
-        return {"observation": states["observation"] + "look"}
-
-    async def step(self, states, **kwargs):
-        assert states["observation_text"].startswith("Go.look")
-        return {"environment_feedback": "seen", "rewards": 0.5, "done": states["action_text"] == "stop"}
-
-
-@pytest.mark.parametrize("given, begun", [(Gym, ["Go.look"]), (SkyRl, ["Go.", "begin"]), (OpenRlhf, ["Go.look"])])
+@pytest.mark.parametrize("given, begun", [(Gym, ["Go.look"]), (SkyRl, ["Go.", "begin"])])
 def test_environments_of_other_systems_run(given, begun):
     environment = UserCode(EpisodeLimits(100), given).environment({})
     messages = environment.begin({}, [{"role": "user", "content": "Go."}])

@@ -11,14 +11,17 @@ import pytest
 import torch
 
 from rloom.episodes import runner
-from rloom.episodes.episode import Episode
-from rloom.episodes.record import Ending, EpisodeRecord, episode_metrics
+from rloom.episodes.episode import Episode, Node
+from rloom.episodes.record import Ending, EpisodeRecord, episode_metrics, episode_trajectories
 from rloom.episodes.runner import Turns
+from rloom.episodes.template import RenderedConversation
 from rloom.net.loop import EventLoop
 from rloom.rollout import base
 from rloom.rollout.base import Completion, EndedConversation, Request, Rollout, Sampling
+from rloom.types import Prompt, Score
 
 NEVER_S = 10**6
+PROMPT = Prompt(0, (), "", (), "")
 
 
 class CountingRollout(Rollout):
@@ -137,10 +140,19 @@ def test_an_episode_that_ends_while_its_answer_is_generated_holds_up_nothing(loo
     assert [row for row, _ in turns.take_finished()] == [0, 1]
 
 
+def record_of(requested: int, reused: int) -> EpisodeRecord:
+    """An episode of one node."""
+    episode = Episode()
+    episode.add(Node(None, (), torch.tensor([1]), RenderedConversation((), (), "")))
+    return EpisodeRecord(episode, Ending.DONE, requested_tokens=requested, reused_tokens=reused)
+
+
 def test_the_share_of_reused_tokens_is_over_the_tokens_of_all_requests() -> None:
-    records = [
-        EpisodeRecord(Episode(), Ending.DONE, requested_tokens=requested, reused_tokens=reused)
-        for requested, reused in ((100, 30), (300, 170))
+    found = [
+        trajectory
+        for number, (requested, reused) in enumerate(((100, 30), (300, 170)))
+        for trajectory in episode_trajectories(record_of(requested, reused), PROMPT, number, Score(1.0))
     ]
-    assert episode_metrics(records)["episode/kv_reused"] == 0.5
-    assert episode_metrics([])["episode/kv_reused"] == 0.0
+    assert episode_metrics(found)["episode/kv_reused"] == 0.5
+    idle = episode_trajectories(record_of(0, 0), PROMPT, 0, Score(1.0))
+    assert episode_metrics(idle)["episode/kv_reused"] == 0.0
