@@ -1,0 +1,34 @@
+"""Functions as tools. They keep no state; the rule of the data source scores the last answer.
+
+As a program: `python examples/episodes/functions.py`. With the command line: `multi_turn.environment=.../functions.py:TOOLS`.
+"""
+
+import sys
+
+import rloom
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+def subtract(a: int, b: int) -> int:
+    """Subtract the second number from the first.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a - b
+
+
+TOOLS = [add, subtract]
+
+if __name__ == "__main__":
+    print(rloom.train(["trainer.total_training_steps=1", *sys.argv[1:]], tools=TOOLS))
