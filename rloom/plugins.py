@@ -132,6 +132,19 @@ def load_module(key: str, reference: str, place: str) -> ModuleType:
         ) from error
 
 
+def load_listed(key: str, file: str, field: str, name: str) -> Callable[..., Any]:
+    """A class that an entry of a YAML file names as module.Class, in this field."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # of the user's module
+        raise ConfigError(
+            f"{key}={file}: {field} {name} cannot be imported ({type_and_message(error)}); put its folder on "
+            "PYTHONPATH, or its file beside the YAML file"
+        ) from error
+    return found
+
+
 def load_file(key: str, reference: str, place: str) -> ModuleType:
     file = plugin_file(key, reference, place)
     name = f"rloom_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"

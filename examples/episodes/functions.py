@@ -1,6 +1,7 @@
 """Functions as tools. They keep no state; the rule of the data source scores the last answer.
 
-As a program: `python examples/episodes/functions.py`. With the command line: `multi_turn.environment=.../functions.py:TOOLS`.
+As a program: `python examples/episodes/functions.py`.
+With the command line: `multi_turn.environment=.../functions.py:TOOLS`.
 """
 
 import sys

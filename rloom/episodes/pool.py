@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from rloom.episodes.agents.process import AgentSetup
 from rloom.episodes.base import (
@@ -346,7 +346,7 @@ def as_report(found: Mapping[str, Any]) -> EnvironmentReport:
     )
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

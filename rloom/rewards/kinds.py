@@ -57,7 +57,6 @@ class RewardKind:
     check_prompts: Reference | None = None  # (configuration, prompts): RewardError where it cannot score them
     takes_function: bool = False  # the calling program may give its function
     every_machine: bool = False  # it needs processors: each machine of a run computes a share
-    runs_user_code: bool = False
     smoke_changes: Reference | None = None  # (configuration) -> keys of a smoke run
     server: ServerTraits | None = None
     calls: CallKeys | None = None
@@ -71,7 +70,6 @@ KINDS: Mapping[str, RewardKind] = {
         is_set=lambda config: config.custom_reward_function.path is not None,
         takes_function=True,
         every_machine=True,
-        runs_user_code=True,
     ),
     "environment": RewardKind(
         parts=("environment_score",),

@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("rloom.runtime.fork_server", *NOUNS),
     ),
     # verl's tool of GSM8K scores with the rule
-    "rloom.episodes.contracts.verl_tool_names": ("rloom.episodes", "rloom.rewards.rules.gsm8k", *BOTTOM),
+    "rloom.episodes.stand_ins.verl_tools": ("rloom.episodes", "rloom.rewards.rules.gsm8k", *BOTTOM),
     "rloom.episodes.kinds": ("rloom.environments.kinds", *BOTTOM),
     "rloom.environments": BOTTOM,
     "rloom.environments.python": ("rloom.rewards.rules.code", "rloom.rewards.sandbox", *BOTTOM),
@@ -107,7 +107,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("rloom.config.load",),
     "omegaconf": ("rloom.config.load", "rloom.episodes.agents.by_tokens"),
-    "pydantic": ("rloom.config", "rloom.episodes.contracts.verl_tool_names", "rloom.episodes.verl_names"),
+    "pydantic": ("rloom.config", "rloom.episodes.stand_ins"),
     "transformers": ("rloom.models", "rloom.families", "rloom.rollout.hf", "rloom.launch"),
     "peft": ("rloom.models",),
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),

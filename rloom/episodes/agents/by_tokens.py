@@ -1,7 +1,6 @@
 """Agents that ask with tokens, in the processes that run them: verl's agent loops, and OpenRLHF's executors."""
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
@@ -20,11 +19,11 @@ from omegaconf import OmegaConf
 
 from rloom.episodes.agents.process import ANSWER, ASK, AgentSetup, LoadedAgent, Task, TokenAnswer, number
 from rloom.episodes.kinds import AGENT
-from rloom.episodes.openrlhf_names import MultiTurnAgentExecutor
-from rloom.episodes.verl_names import AGENT_LOOPS, DictConfigWrap, TokenOutput
+from rloom.episodes.stand_ins.openrlhf import MultiTurnAgentExecutor
+from rloom.episodes.stand_ins.verl_agent_loops import AGENT_LOOPS, DictConfigWrap, TokenOutput
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
-from rloom.plugins import load_plugin
+from rloom.plugins import load_listed, load_plugin, type_and_message
 from rloom.rewards.framing import framed
 
 LOOPS_KEY, DEFAULT_KEY = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
@@ -194,22 +193,12 @@ def listed_loops(place: str) -> dict[str, Loop]:
         targets = {name: entry.pop("_target_") for name, entry in named.items()}
     except Exception as error:  # of the file's text, or of its form
         raise ConfigError(
-            f"{LOOPS_KEY}={place} cannot be read ({type(error).__name__}: {error}); it is a list of "
+            f"{LOOPS_KEY}={place} cannot be read ({type_and_message(error)}); it is a list of "
             "`- name: NAME` with `_target_: module.Class`"
         ) from error
-    return {name: Loop(target_of(place, target), named[name]) for name, target in targets.items()}
-
-
-def target_of(place: str, target: str) -> Callable[..., Any]:
-    module, _, name = target.rpartition(".")
-    try:
-        found: Callable[..., Any] = vars(importlib.import_module(module))[name]
-    except Exception as error:  # of the user's module
-        raise ConfigError(
-            f"{LOOPS_KEY}={place}: _target_ {target} cannot be imported ({type(error).__name__}: {error}); put the "
-            "folder of its module on PYTHONPATH"
-        ) from error
-    return found
+    return {
+        name: Loop(load_listed(LOOPS_KEY, place, "_target_", target), named[name]) for name, target in targets.items()
+    }
 
 
 def registered_loops() -> dict[str, Loop]:

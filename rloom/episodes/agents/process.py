@@ -128,7 +128,7 @@ def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[s
             f"`async def agent(base_url, row, **kwargs)`, with the names of {KWARGS_KEY}"
         ) from error
 
-    def run(connection: socket.socket, task: Task) -> Any:
+    def run(task: Task) -> Any:
         os.environ.update(task.variables)
         if is_class:
             extra = {"base_url": f"{task.base_url}/v1", "api_key": task.api_key, "http_client": None}
@@ -136,7 +136,7 @@ def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[s
         given = {**named, "api_key": task.api_key} if "api_key" in named else named
         return call(found, f"{task.base_url}/v1", dict(task.row), **given)
 
-    return lambda connection, task: as_result(run(connection, task))
+    return lambda connection, task: as_result(run(task))
 
 
 def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

@@ -61,7 +61,7 @@ class Toolset(Protocol):
 class UserTurns(Protocol):
     """Answers the policy in place of a user, after an answer without a call."""
 
-    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> None: ...
+    def begin(self, calls: UserCalls, row: Mapping[str, Any]) -> None: ...
 
     def answer(self, calls: UserCalls, messages: Sequence[Message]) -> Observation: ...
 
@@ -93,7 +93,7 @@ class ToolEnvironment:
         if chosen is not None:
             self.by_name = {name: self.by_name[name] for name in check_names(chosen, self.by_name)}
         if self.user is not None:
-            self.user.begin(self.calls, row, found)
+            self.user.begin(self.calls, row)
         self.messages = list(found)
         return found
 
@@ -179,7 +179,9 @@ class ToolEnvironment:
     def report(self) -> EnvironmentReport:
         parts = [toolset.report() for toolset in self.toolsets] + ([self.user.report()] if self.user else [])
         return EnvironmentReport(
-            *({key: value for part in parts for key, value in getattr(part, name).items()} for name in PARTS)
+            facts={name: value for part in parts for name, value in part.facts.items()},
+            state={name: value for part in parts for name, value in part.state.items()},
+            metrics={name: value for part in parts for name, value in part.metrics.items()},
         )
 
     def close(self) -> None:
@@ -189,9 +191,6 @@ class ToolEnvironment:
                 stack.callback(self.user.close, self.calls)
             for toolset in self.toolsets:
                 stack.callback(toolset.close, self.calls)
-
-
-PARTS = ("facts", "state", "metrics")  # of a EnvironmentReport
 
 
 class ToolFailed(Exception):

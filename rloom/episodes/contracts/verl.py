@@ -17,12 +17,12 @@ import yaml
 
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema
-from rloom.episodes.contracts import verl_tool_names
 from rloom.episodes.contracts.calls import ToolResult, UserCalls, as_reward, as_text, numbers, plain_values
-from rloom.episodes.contracts.tools import Tool, shortened
+from rloom.episodes.contracts.tools import Tool, selected_names, shortened
+from rloom.episodes.stand_ins import verl_tools
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
-from rloom.plugins import load_file, type_and_message
+from rloom.plugins import load_file, load_listed, type_and_message
 from rloom.types import Message
 
 
@@ -56,8 +56,8 @@ def function_tools(path: str) -> list[Tool]:
 
 def registered() -> dict[str, Any]:
     """By verl's decorator, if it is installed, and by rloom's."""
-    theirs = sys.modules.get("verl.tools.function_tool", verl_tool_names)
-    return {**verl_tool_names.FUNCTION_TOOL_REGISTRY, **theirs.FUNCTION_TOOL_REGISTRY}
+    theirs = sys.modules.get("verl.tools.function_tool", verl_tools)
+    return {**verl_tools.FUNCTION_TOOL_REGISTRY, **theirs.FUNCTION_TOOL_REGISTRY}
 
 
 def function_result(found: Any) -> ToolResult:
@@ -91,20 +91,8 @@ def read_yaml(key: str, path: str, section: str) -> list[Mapping[str, Any]]:
     return listed
 
 
-def loaded_class(key: str, path: str, name: str) -> Callable[..., Any]:
-    module, _, attribute = name.rpartition(".")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{key}={path}: class_name={name} cannot be imported ({type_and_message(error)}); put its folder on "
-            "PYTHONPATH, or the file beside the YAML file"
-        ) from error
-    return found
-
-
 def made_object(key: str, path: str, name: str, **arguments: Any) -> Any:
-    made = loaded_class(key, path, name)
+    made = load_listed(key, path, "class_name", name)
     try:
         return made(**arguments)
     except Exception as error:
@@ -127,7 +115,7 @@ def configured_tool(path: str, entry: Mapping[str, Any]) -> Any:
 
 
 def initialize_tools_from_config(tools_config_file: str) -> list[Any]:
-    """verl's function of this name, with which agent loops load the tools of a YAML file (`stand_ins.py`)."""
+    """verl's function of this name, with which agent loops load the tools of a YAML file."""
     key = f"{MULTI_TURN}.tool_config_path"
     return [configured_tool(tools_config_file, entry) for entry in read_yaml(key, tools_config_file, "tools")]
 
@@ -153,7 +141,7 @@ class ConfiguredTools:
         if info.get("need_tools_kwargs") and not self.kwargs:
             raise ValueError("extra_info.need_tools_kwargs is true, and the row has no extra_info.tools_kwargs")
         self.data = AgentData(list(messages), self.kwargs)
-        chosen = info.get("tool_selection")
+        chosen = selected_names(row)
         for name, tool in self.made.items():
             if chosen is not None and name not in chosen:
                 continue
@@ -243,7 +231,7 @@ class Interaction:
         self.kwargs: dict[str, Any] = {}
         self.scores: list[float] = []
 
-    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> None:
+    def begin(self, calls: UserCalls, row: Mapping[str, Any]) -> None:
         found = row.get("interaction_kwargs") or (row.get("extra_info") or {}).get("interaction_kwargs") or {}
         self.kwargs = {key: value for key, value in found.items() if value is not None}
         name = str(self.kwargs.get("name", next(iter(self.made)) if len(self.made) == 1 else ""))

@@ -17,7 +17,6 @@ know neither.
 import asyncio
 import json
 import logging
-import math
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
@@ -32,6 +31,7 @@ from rloom.episodes.gateway.fields import Asked, Body, Dialect, Event, RefusedRe
 from rloom.episodes.gateway.messages import MessagesDialect
 from rloom.episodes.gateway.responses import ResponsesDialect
 from rloom.episodes.kinds import AGENT
+from rloom.episodes.pool import is_number
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached
 from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, EpisodeEnded, Sessions
@@ -309,7 +309,7 @@ def refusal(error: Exception) -> RefusedRequest:
 
 def set_reward(session: AgentSession, body: Body) -> dict[str, Any]:
     reward, answer = body.get("reward"), body.get("id")
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if not is_number(reward):
         raise RefusedRequest(f"{shown(reward)}; it must be a finite number", field="reward")
     if answer is not None and as_text(answer, "id") not in session.nodes:
         raise RefusedRequest(

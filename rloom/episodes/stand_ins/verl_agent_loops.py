@@ -1,4 +1,4 @@
-"""Names of verl that users' agent loops import, where verl is not installed (`stand_ins.py`).
+"""Names of verl that users' agent loops import, where verl is not installed.
 
 Imports no torch: the processes that run agents start in milliseconds.
 """

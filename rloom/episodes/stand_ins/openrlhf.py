@@ -1,4 +1,4 @@
-"""Names of OpenRLHF that users' agents import, where OpenRLHF is not installed (`stand_ins.py`).
+"""Names of OpenRLHF that users' agents import, where OpenRLHF is not installed.
 
 Imports no torch: the processes that run agents start in milliseconds.
 """

@@ -1,4 +1,4 @@
-"""Names of skyrl_gym that users' environments import, where it is not installed (`stand_ins.py`)."""
+"""Names of skyrl_gym that users' environments import, where it is not installed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypedDict, TypeVar

@@ -1,4 +1,4 @@
-"""Names of verl that users' tools and interactions import, where verl is not installed (`stand_ins.py`)."""
+"""Names of verl that users' tools and interactions import, where verl is not installed."""
 
 import json
 from collections.abc import Callable
