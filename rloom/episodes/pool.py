@@ -130,6 +130,7 @@ class EnvironmentPool:
         self.killed = 0  # processes that did not end by themselves
         self.restarts = 0  # of the process that they are forked from
         self.output = Output()
+        self.tools: tuple[ToolSchema, ...] = ()  # once the user's file is loaded
         self.start()
 
     def start(self) -> None:
@@ -146,7 +147,8 @@ class EnvironmentPool:
 
     def load(self) -> tuple[ToolSchema, ...]:
         """Wait until the user's file is loaded, and return the tools. Blocks."""
-        return tuple(self.loaded()["tools"])
+        self.tools = tuple(self.loaded()["tools"])
+        return self.tools
 
     def loaded(self) -> Mapping[str, Any]:
         """What the process tells of the user's file."""
@@ -205,12 +207,12 @@ class EnvironmentPool:
         async with self.places:
             process = await self.process()
             assert isinstance(self.setup, EnvironmentSetup)
-            episode = RunningEnvironment(process, self.setup.limits)
+            limits, calls = self.setup.limits, 2 + len(self.tools)
+            episode = RunningEnvironment(process, limits, calls)
             try:
                 yield episode
             finally:
-                limit_s = self.setup.limits.call_s + KILL_GRACE_S
-                close_s = limit_s if episode.ended else 0 if episode.busy else CLOSE_S
+                close_s = calls * limits.call_s + KILL_GRACE_S if episode.ended else 0 if episode.busy else CLOSE_S
                 if not (close_s and await process.ends_within(close_s)):
                     self.kill(process.pid)
                 process.close()
@@ -285,8 +287,9 @@ class Output:
 class RunningEnvironment:
     """The environment of one episode."""
 
-    def __init__(self, process: EnvironmentProcess, limits: EpisodeLimits) -> None:
-        self.process, self.limits = process, limits
+    def __init__(self, process: EnvironmentProcess, limits: EpisodeLimits, calls: int) -> None:
+        """`calls`: of a user's code, at the beginning and at the end: of the environment itself, and of each tool."""
+        self.process, self.limits, self.calls = process, limits, calls
         self.busy = False  # a call has no reply yet
         self.ended = False
         self.tools: tuple[ToolSchema, ...] | None = None  # None: those of all episodes
@@ -294,8 +297,7 @@ class RunningEnvironment:
 
     async def begin(self, row: Mapping[str, Any], messages: Sequence[Message], seed: int) -> tuple[Message, ...]:
         """`seed`: of what it draws."""
-        # the environment is made, then it begins
-        found = await self.call(2, BEGIN, dict(row), tuple(messages), seed)
+        found = await self.call(self.calls, BEGIN, dict(row), tuple(messages), seed)
         if (tools := found.get("tools")) is not None:
             if not isinstance(tools, list):
                 raise WrongReply(f"its tools are {shown(tools)}, not a list")
@@ -316,7 +318,7 @@ class RunningEnvironment:
         """The reward at the end. After a call that was given up there is none, and the process is killed."""
         if self.busy:
             return None
-        found = await self.call(2, END)  # reward and report
+        found = await self.call(self.calls, END)
         self.ended = True
         self.report = as_report(found)
         return as_reward(found.get("reward"))

@@ -246,6 +246,30 @@ def test_a_tool_of_verl_is_created_once_and_released_once_in_an_episode(tmp_path
             again.begin(extra_info={"need_tools_kwargs": True, "tools_kwargs": None})
 
 
+SLOW = """
+    import asyncio
+    from verl.tools.base_tool import BaseTool
+
+    class Slow(BaseTool):
+        async def create(self, instance_id=None, **kwargs):
+            await asyncio.sleep(2.8)
+            return await super().create(instance_id)
+"""
+
+
+def test_the_beginning_of_many_tools_has_the_limit_of_a_call_for_each(tmp_path):
+    written(tmp_path, "slow_tool.py", SLOW)
+    schemas = [{**SCHEMA, "function": {**SCHEMA["function"], "name": f"slow{number}"}} for number in range(4)]
+    entries = [{"class_name": "slow_tool.Slow", "config": {}, "tool_schema": schema} for schema in schemas]
+    path = written(tmp_path, "tools.yaml", yaml.safe_dump({"tools": entries}))
+    with episodes(EnvironmentSetup(None, {}, EpisodeLimits(400, call_s=4), tool_config_path=path)) as (open_one, _):
+        episode = open_one()
+        began = time.monotonic()
+        assert episode.begin() == ["Go."]
+        assert time.monotonic() - began > 11  # more than two calls may take
+        assert episode.end() == 0.0
+
+
 def test_a_row_selects_its_tools(tmp_path):
     path = written(tmp_path, "functions.py", FUNCTION_TOOLS)
     setup = EnvironmentSetup(None, {}, LIMITS, path, tool_config(tmp_path))

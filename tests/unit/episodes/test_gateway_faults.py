@@ -280,10 +280,10 @@ def test_a_stop_ends_open_connections_at_once():
         with serving(lambda prompt: "ok") as run:
             waiting = [stack.enter_context(connect(run)) for _ in range(3)]
             waiting[0].sendall(b"POST /v1/chat/completions HT")
-            head = f"POST /sessions/{run.session.id}/v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n"
-            waiting[1].sendall(head.encode())
-            body = json.dumps({"input": "q"}).encode()
-            waiting[2].sendall(head.replace("50", str(len(body))).encode() + body)
+            head = f"POST /sessions/{run.session.id}/v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: "
+            waiting[1].sendall(f"{head}50\r\n\r\n".encode())
+            body = json.dumps({"input": "q"})
+            waiting[2].sendall(f"{head}{len(body)}\r\n\r\n{body}".encode())
             assert waiting[2].recv(100).startswith(b"HTTP/1.1 200")
             began = time.monotonic()
         assert time.monotonic() - began < server.BODY_S / 2

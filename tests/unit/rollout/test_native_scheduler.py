@@ -1,5 +1,8 @@
 """What the native engine's host side decides: pages of the cache, who runs in which slot, sizes of batches."""
 
+import gc
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 from hypothesis import given
@@ -251,6 +254,32 @@ def test_without_graphs_every_step_is_a_call() -> None:
     graphs.run(8, 0)
     graphs.run(8, 1)
     assert calls == [12, 12, 12, 8] and graphs.graphs == {}
+
+
+def test_no_garbage_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold an earlier engine's memory, whose release synchronises with the device."""
+    for name in ("Stream", "current_stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    collects: list[bool] = []
+
+    def step(rows: int) -> None:
+        collects.append(gc.isenabled())
+        if rows == 0:
+            raise RuntimeError("cannot be captured")
+
+    graphs, graph = Graphs(step, capture=True), MagicMock()
+    graphs.record(graph, 8)
+    assert gc.isenabled() and graph.capture_end.called
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        graphs.record(graph, 0)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        graphs.record(graph, 8)
+        assert not gc.isenabled(), "as it was"
+    finally:
+        gc.enable()
+    assert collects == [False] * 3
 
 
 def test_a_batch_is_filled_up_to_the_next_of_two_sizes_an_octave_or_four() -> None:

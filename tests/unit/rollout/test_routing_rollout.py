@@ -15,8 +15,8 @@ from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.slots import Slots
 from tests.helpers import FAMILIES, eager_model, engine_of, policy, save_model
 from tests.moe import MOE_FAMILIES, chosen_by_transformers
+from tests.paged_engine import attend_in_torch, sample_in_torch
 from tests.requests import trajectories
-from tests.unit.rollout.test_native_preemption import attend_in_torch, sample_in_torch
 
 SHORT, LONG = (11, 12, 13), (20, 30, 40, 50, 60, 10)
 # more answers than slots, prompts that answers share, and answers of several lengths
