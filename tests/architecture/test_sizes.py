@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 from tests.architecture.source import ROOT, TREE, called_name, parse, python_files, texts, under
@@ -50,6 +51,12 @@ def test_a_short_file_with_one_importer_in_its_folder_is_part_of_that_importer()
 def test_no_class_name_exists_twice() -> None:
     found = TREE.repeated_classes()
     assert {name: places for name, places in found.items() if name not in REPEATED_CLASSES} == {}
+
+
+def test_no_two_files_of_unit_tests_have_one_name() -> None:
+    """Their folders are no packages: pytest imports them by their names alone, and groups them by these."""
+    names = Counter(file.name for file in (ROOT / "tests" / "unit").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_imports_make_no_circle() -> None:
