@@ -29,5 +29,6 @@ def trajectories(requests: Sequence[Request], completions: Sequence[Completion])
     prompts = [Prompt(0, (), "", request.tokens, "s") for request in requests]
     pairs = enumerate(zip(prompts, completions, strict=True))
     return [
-        PendingAnswer(prompt, row, completion, "", ()).trajectory(Score(1.0)) for row, (prompt, completion) in pairs
+        PendingAnswer(prompt, row, completion, "", ()).trajectory(completion, Score(1.0))
+        for row, (prompt, completion) in pairs
     ]
