@@ -1,7 +1,7 @@
 """Functions as tools. They keep no state; the rule of the data source scores the last answer.
 
-As a program: `python examples/episodes/functions.py`.
-With the command line: `multi_turn.environment=.../functions.py:TOOLS`.
+On the command line, mark functions with verl's `@function_tool` and set `multi_turn.function_tool_path`
+(verl_function_tools.py).
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""An agent that uses the openai package. The policy is behind `base_url`; its answers are recorded and trained."""
+"""An agent that uses the openai package. The policy is behind `base_url`; each of its answers is trained."""
 
 from openai import AsyncOpenAI  # imported here, once: the processes of the episodes are forked afterwards
 

@@ -1,4 +1,4 @@
-"""Algorithms, engines, strategies and rewards from outside rloom: the code of docs/extending.md is trained with."""
+"""Algorithms, engines, strategies, rewards and episodes from outside rloom: the code of docs/extending.md trains."""
 
 import json
 import re
@@ -97,6 +97,13 @@ def test_what_comes_from_files_trains_as_rlooms_own(tmp_path: Path, files: Path,
     answers = [json.loads(line) for step in (1, 2) for line in (dump / f"{step}.jsonl").read_text().splitlines()]
     assert [answer["score"] for answer in answers] == [float(answer["output"].count("3")) for answer in answers]
     assert source_of_rloom() == before
+
+
+def test_a_kind_of_episodes_from_a_file_has_two_turns(tmp_path: Path, files: Path) -> None:
+    kind = f"actor_rollout_ref.rollout.multi_turn.kind={files}/my_episodes.py:ASK_TWICE"
+    train(tmp_path / "run", 1, RLOO, kind, "data.max_response_length=96")
+    [step] = records(tmp_path / "run")
+    assert (step["episode/turns/max"], step["episode/failed"], step["reward/failed"]) == (2.0, 0.0, 0.0)
 
 
 @pytest.fixture
