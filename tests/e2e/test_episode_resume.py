@@ -30,7 +30,17 @@ ENVIRONMENT = textwrap.dedent(
             return "+", float(str(self.number) in text), self.left == 0
     """
 )
-NOT_COMPARED = ("timing", "time/", "perf/", "memory", "rollout_corr", "rollout_probs", "rollout_logprobs", "throughput", "seconds")
+NOT_COMPARED = (
+    "timing",
+    "time/",
+    "perf/",
+    "memory",
+    "rollout_corr",
+    "rollout_probs",
+    "rollout_logprobs",
+    "throughput",
+    "seconds",
+)
 
 
 def computed(folder: Path) -> list[dict[str, float]]:
