@@ -84,7 +84,7 @@ def estimator(keys: Keys) -> EstimatorNeeds:
     return ESTIMATORS.get(str(keys.get(ESTIMATOR_KEY, "")), EstimatorNeeds())
 
 
-# of a config.json that is missing, is no JSON, is nested too deeply, or lacks an entry; or of the home of no user
+# What reading config.json raises: it is missing, no JSON, nested too deeply or lacks an entry, or ~USER is unknown.
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RuntimeError)
 
 

@@ -576,8 +576,8 @@ def no_better(history: History, length: Series) -> str | None:
 
 
 def may_improve(history: History, length: Series) -> bool:
-    """Score or accuracy are above the first ones, if only by chance: longer reasoning pays off slowly. Not a score that
-    changes with the length in each step."""
+    """Score or accuracy are above the first ones, if only by chance: longer reasoning raises them slowly. A score that
+    changes with the length in each step does not count."""
     if 0 < len(history.validation) < FEWEST_VALIDATIONS:
         return True  # not known yet
     follows = correlation_of_changes(history.series(SCORE), length) * (1 if grows(history) else -1)
