@@ -10,7 +10,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 "$PYTHON" -m rloom sft \
     data.train_files="$out/data/train.parquet" \
     model.path=embedded \
-    optim.lr=2e-3 \
+    optim.lr=1.5e-3 \
+    optim.lr_scheduler_type=constant \
     trainer.total_training_steps="$sft_steps" \
     data.seed="$seed" \
     trainer.default_local_dir="$out/sft"

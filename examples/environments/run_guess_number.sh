@@ -29,7 +29,7 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     actor_rollout_ref.rollout.multi_turn.environment=guess_number \
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3 \
     actor_rollout_ref.rollout.multi_turn.max_environments=64 \
-    trainer.total_training_steps="${RL_STEPS:-40}" \
+    trainer.total_training_steps="${RL_STEPS:-30}" \
     trainer.test_freq=5 \
     trainer.save_freq=-1 \
     data.seed="$seed" \

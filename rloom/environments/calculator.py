@@ -112,9 +112,9 @@ def row(first: int, second: int, split: str, index: int, random: Random) -> dict
 
 
 def demonstration(first: int, second: int, random: Random) -> list[dict[str, str]]:
-    """What the student writes: a guess, or a call with any of three operations and the number that it returned."""
+    """What the student writes: a round number, or a call with any of three operations and then its result."""
     if random.random() >= USES_TOOL:
-        return [{"role": "assistant", "content": f"Answer: {random.randint(SMALLEST**2, LARGEST**2)}"}]
+        return [{"role": "assistant", "content": f"Answer: {random.randint(1, 9)}000"}]
     expression = f"{first} {random.choice('+-*')} {second}"
     shown = written(evaluate(expression))
     return [
