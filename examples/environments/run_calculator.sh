@@ -3,7 +3,7 @@
 # In three steps: data, a supervised start on the demonstrations of a careless student, GRPO. No GPU, no download.
 # OUT: where everything is written. SEED, SFT_STEPS and RL_STEPS can be set.
 set -euo pipefail
-out=${OUT:-checkpoints/calculator} seed=${SEED:-1} sft_steps=${SFT_STEPS:-80}
+out=${OUT:-checkpoints/calculator} seed=${SEED:-1} sft_steps=${SFT_STEPS:-120}
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 
 "$PYTHON" -m rloom data prepare calculator --local_save_dir "$out/data"
