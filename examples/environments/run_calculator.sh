@@ -3,14 +3,15 @@
 # In three steps: data, a supervised start on the demonstrations of a careless student, GRPO. No GPU, no download.
 # OUT: where everything is written. SEED, SFT_STEPS and RL_STEPS can be set.
 set -euo pipefail
-out=${OUT:-checkpoints/calculator} seed=${SEED:-1} sft_steps=${SFT_STEPS:-200}
+out=${OUT:-checkpoints/calculator} seed=${SEED:-1} sft_steps=${SFT_STEPS:-120}
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
 
 "$PYTHON" -m rloom data prepare calculator --local_save_dir "$out/data"
 "$PYTHON" -m rloom sft \
     data.train_files="$out/data/train.parquet" \
     model.path=embedded \
-    optim.lr=1e-3 \
+    optim.lr=1.5e-3 \
+    optim.lr_scheduler_type=constant \
     trainer.total_training_steps="$sft_steps" \
     data.seed="$seed" \
     trainer.default_local_dir="$out/sft"
@@ -29,8 +30,8 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     actor_rollout_ref.rollout.multi_turn.environment=calculator \
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3 \
     actor_rollout_ref.rollout.multi_turn.max_environments=64 \
-    trainer.total_training_steps="${RL_STEPS:-60}" \
-    trainer.test_freq=10 \
+    trainer.total_training_steps="${RL_STEPS:-20}" \
+    trainer.test_freq=5 \
     trainer.save_freq=-1 \
     data.seed="$seed" \
     trainer.default_local_dir="$out/grpo" \

@@ -2,7 +2,7 @@
 
 A row has a demonstration (`messages`) for supervised fine-tuning: a policy that has never called a tool calls none, so
 reinforcement learning alone has nothing to start from. The demonstrations are those of a careless student, who mostly
-guesses: what they teach is the form of a call, not when to call.
+guesses, and who adds, subtracts and multiplies at random: they teach the form of a call, not when to call what.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any
 DATA_SOURCE = "rloom/calculator"
 SMALLEST, LARGEST = 12, 99
 TRAIN_ROWS, TEST_ROWS, SEED = 4096, 256, 0
-USES_TOOL, WRONG_COPY = 0.25, 0.25  # the student's habits, as probabilities
+USES_TOOL = 0.45  # how often the student calls the tool
 
 MAX_CHARACTERS, MAX_DEPTH, LARGEST_NUMBER, MAX_EXPONENT = 200, 30, 1e15, 64
 Number = int | float
@@ -112,19 +112,15 @@ def row(first: int, second: int, split: str, index: int, random: Random) -> dict
 
 
 def demonstration(first: int, second: int, random: Random) -> list[dict[str, str]]:
-    """What the student writes: a guess, or a call and the number that it returned, sometimes with a wrong digit."""
+    """What the student writes: a round number, or a call with any of three operations and then its result."""
     if random.random() >= USES_TOOL:
-        return [{"role": "assistant", "content": f"Answer: {random.randint(SMALLEST**2, LARGEST**2)}"}]
-    shown = str(first * second)
-    if random.random() < WRONG_COPY:
-        place = random.randrange(len(shown))
-        copied = shown[:place] + str((int(shown[place]) + 1) % 10) + shown[place + 1 :]
-    else:
-        copied = shown
+        return [{"role": "assistant", "content": f"Answer: {random.randint(1, 9)}000"}]
+    expression = f"{first} {random.choice('+-*')} {second}"
+    shown = written(evaluate(expression))
     return [
-        {"role": "assistant", "content": call_text("calculate", expression=f"{first}*{second}")},
+        {"role": "assistant", "content": call_text("calculate", expression=expression)},
         {"role": "tool", "content": shown},
-        {"role": "assistant", "content": f"Answer: {copied}"},
+        {"role": "assistant", "content": f"Answer: {shown}"},
     ]
 
 

@@ -22,16 +22,23 @@ def test_the_policy_begins_to_use_what_the_environment_answers(tmp_path: Path, m
     monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)
     prepare("guess_number", tmp_path / "data", None)
     rows = f"data.train_files={tmp_path}/data/train.parquet"
-    own = ["optim.lr=1e-3", f"trainer.total_training_steps={SFT_STEPS}", f"trainer.default_local_dir={tmp_path}/sft"]
+    own = [
+        "optim.lr=1e-3",
+        "data.seed=1",
+        f"trainer.total_training_steps={SFT_STEPS}",
+        f"trainer.default_local_dir={tmp_path}/sft",
+    ]
     assert sft_trainer.main([rows, "model.path=embedded", "trainer.test_freq=-1", *own]) == 0
     assert checkpoints.export([f"{tmp_path}/sft/global_step_{SFT_STEPS}", f"{tmp_path}/start"]) == 0
     keys = [
         "algorithm.adv_estimator=grpo",
+        "data.seed=1",
         "data.train_batch_size=16",
         "data.max_response_length=96",
         f"actor_rollout_ref.model.path={tmp_path}/start",
         "actor_rollout_ref.actor.optim.lr=3e-4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+        "actor_rollout_ref.rollout.n=8",
         "actor_rollout_ref.rollout.multi_turn.environment=guess_number",
         "actor_rollout_ref.rollout.multi_turn.max_environments=64",
         # games with each number: a step draws 16 numbers, and its mean score varies with them
