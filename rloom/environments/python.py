@@ -7,6 +7,12 @@ from rloom.rewards.rules.code import sandbox_for
 from rloom.rewards.sandbox.client import Isolation
 from rloom.rewards.sandbox.settings import Limits, SandboxJob
 
+# a model that was not trained to call tools follows an example: without one, Qwen2.5-Coder 1.5B never called the tool
+INSTRUCTION = """Compute with the tool `python`. Begin with a call in this form:
+<tool_call>
+{"name": "python", "arguments": {"code": "print(17 * 23 + 4)"}}
+</tool_call>
+After its result, write the answer."""
 NOTHING = "(the program printed nothing; use print)"
 
 
@@ -14,8 +20,17 @@ class PythonTool:
     """Each call is a program of its own: names of earlier calls are not defined. The rule of the data source scores the
     last answer."""
 
-    def __init__(self, timeout_s: float = 10.0, memory_mb: int = 1024, isolation: Isolation = "auto") -> None:
-        """`timeout_s`: of one program, under multi_turn.tool_timeout_s. The others are as in reward_model.sandbox."""
+    def __init__(
+        self,
+        timeout_s: float = 10.0,
+        memory_mb: int = 1024,
+        isolation: Isolation = "auto",
+        instruction: str = INSTRUCTION,
+    ) -> None:
+        """`timeout_s`: of one program, under multi_turn.tool_timeout_s. `memory_mb` and `isolation` are as in
+        reward_model.sandbox. `instruction`: is added to the prompt; another one for models that write calls differently.
+        """
+        self._instruction = instruction
         self._limits = Limits(
             timeout_s=timeout_s,
             cpu_s=max(1, int(timeout_s)),
@@ -25,6 +40,9 @@ class PythonTool:
             output_kb=64,
         )
         self._isolation: Isolation = isolation
+
+    def reset(self, **row: object) -> str:
+        return f"\n\n{self._instruction}" if self._instruction else ""
 
     def python(self, code: str) -> str:
         """Run a Python program and return what it prints.
