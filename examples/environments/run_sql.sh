@@ -26,6 +26,7 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     actor_rollout_ref.rollout.max_num_batched_tokens=16384 \
     actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \
     actor_rollout_ref.rollout.multi_turn.environment=sql \
+    actor_rollout_ref.rollout.multi_turn.format=code_block \
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=5 \
     actor_rollout_ref.rollout.multi_turn.max_tool_response_length=512 \
     actor_rollout_ref.rollout.multi_turn.max_environments=256 \

@@ -50,9 +50,11 @@ class MultiTurnSection(Section):
         "gemma",
         "gemma4",
         "deepseek",
+        "code_block",
     ] = key(
         "auto",
-        "The form in which calls of tools are read. hermes or qwen: that of Qwen2.5 and Qwen3. auto: every one.",
+        "The form in which calls of tools are read. hermes or qwen: that of Qwen2.5 and Qwen3. code_block: ```python, "
+        "for models that were not trained to call tools. auto: every one but code_block.",
     )
     max_assistant_turns: int | None = key(None, "Turns of the policy in an episode. null: no limit.", ge=1)
     max_user_turns: int | None = key(

@@ -7,12 +7,6 @@ from rloom.rewards.rules.code import sandbox_for
 from rloom.rewards.sandbox.client import Isolation
 from rloom.rewards.sandbox.settings import Limits, SandboxJob
 
-# a model that was not trained to call tools follows an example: without one, Qwen2.5-Coder 1.5B never called the tool
-INSTRUCTION = """Compute with the tool `python`. Begin with a call in this form:
-<tool_call>
-{"name": "python", "arguments": {"code": "print(17 * 23 + 4)"}}
-</tool_call>
-After its result, write the answer."""
 NOTHING = "(the program printed nothing; use print)"
 
 
@@ -25,11 +19,10 @@ class PythonTool:
         timeout_s: float = 10.0,
         memory_mb: int = 1024,
         isolation: Isolation = "auto",
-        instruction: str = INSTRUCTION,
+        instruction: str = "",
     ) -> None:
         """`timeout_s`: of one program, under multi_turn.tool_timeout_s. `memory_mb` and `isolation` are as in
-        reward_model.sandbox. `instruction`: is added to the prompt; another one for models that write calls differently.
-        """
+        reward_model.sandbox. `instruction`: is added to the prompt."""
         self._instruction = instruction
         self._limits = Limits(
             timeout_s=timeout_s,

@@ -10,6 +10,7 @@
 | gpt-oss | `... to=functions.NAME ...<|message|>{...}<|call|>` | gpt-oss |
 | gemma | a block `tool_code` with Python calls, or `call:NAME{KEY:VALUE}` between its tags | Gemma 3, 4 |
 | deepseek | `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` | DeepSeek V3, R1 |
+| code_block | a Markdown block whose language is the name of the tool or of its only argument | models without calls |
 
 A call that cannot be read is an error with its reason, which the policy reads; nothing is filled in for it.
 """
@@ -268,6 +269,24 @@ def deepseek(text: str, types: Types) -> list[Found]:
     return [Found(*one.span(), named_call(one[1], FENCE.sub(r"\1", one[2]))) for one in DEEPSEEK.finditer(text)]
 
 
+CODE_BLOCK = re.compile(r"^```([\w-]+)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def code_blocks(text: str, types: Types) -> list[Found]:
+    """Blocks in other languages, and those that are not closed, are text."""
+    languages = {
+        language: (tool, next(iter(arguments)))
+        for tool, arguments in types.items()
+        if len(arguments) == 1
+        for language in (tool, *arguments)
+    }
+    return [
+        Found(*one.span(), ParsedCall(languages[one[1]][0], {languages[one[1]][1]: one[2]}))
+        for one in CODE_BLOCK.finditer(text)
+        if one[1] in languages
+    ]
+
+
 def parse_list(body: str) -> list[ParsedCall]:
     try:
         return [as_call(one, body) for one in json.loads(body)]
@@ -312,5 +331,6 @@ FORMATS: Mapping[str, Parser] = {
     "gemma": gemma,
     "gemma4": gemma,
     "deepseek": deepseek,
+    "code_block": code_blocks,  # not in EVERY: models write blocks that are no calls
 }
 EVERY: tuple[Parser, ...] = (tagged, mistral, gpt_oss, deepseek, gemma, llama3_json)

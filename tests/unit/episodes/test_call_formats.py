@@ -39,6 +39,21 @@ def test_a_form_without_types_reads_them_from_the_tool():
     assert parse_tool_calls(text.replace("3", "three"), "glm", [SCHEMA])[0].arguments == {"number": "three"}
 
 
+def test_a_block_of_code_is_a_call_where_the_format_says_so():
+    def tool(name: str, *arguments: str) -> dict:
+        properties = {argument: {"type": "string"} for argument in arguments}
+        return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
+
+    tools = [tool("python", "code"), tool("query", "sql"), tool("move", "x", "y")]
+    text = (
+        "So:\n```python\nprint(`1`)\n```\nand\n```sql\nSELECT 1\n```\n```move\n1\n```\n```json\n{}\n```\n```python\nx ="
+    )
+    calls = [ParsedCall("python", {"code": "print(`1`)\n"}), ParsedCall("query", {"sql": "SELECT 1\n"})]
+    assert parse_tool_calls(text, "code_block", tools) == calls
+    assert parse_tool_calls(text, "auto", tools) == []
+    assert parse_tool_calls(text, "code_block") == []
+
+
 @pytest.mark.parametrize(
     "name, text, reason",
     [
