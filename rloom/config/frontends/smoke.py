@@ -329,6 +329,8 @@ def data_changes(config: Config) -> dict[str, Any]:
         changes["data.val_files"] = EMBEDDED_NAME
     if not config.has_held_out_prompts:  # the embedded data have, and they would be used
         changes |= {"trainer.val_before_train": False, "trainer.test_freq": -1}
+    if config.custom_reward_function.path is None:  # else the user's function reads them
+        changes["custom_reward_function.reward_kwargs"] = {}
     return changes
 
 

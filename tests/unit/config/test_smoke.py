@@ -256,6 +256,13 @@ def test_keys_of_another_model_and_other_files_get_their_defaults() -> None:
     assert (small.data.prompt_key, small.critic.model.path) == ("prompt", "embedded")
 
 
+def test_options_of_the_rules_are_for_the_given_data() -> None:
+    options = ["custom_reward_function.reward_kwargs={method: flexible}"]
+    assert smoke(*options).custom_reward_function.reward_kwargs == {}
+    own = smoke(*options, "custom_reward_function.path=reward.py").custom_reward_function
+    assert own.reward_kwargs == {"method": "flexible"}
+
+
 def test_a_run_without_validation_gets_none() -> None:
     assert not smoke("data.train_files=train.parquet").validates
     assert smoke("data.train_files=train.parquet", "data.val_files=test.parquet").validates
