@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, ToolSchema
-from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
+from rloom.episodes.pool import EnvironmentPool, RunningEnvironment
 from rloom.episodes.record import Ending, EpisodeRecord
+from rloom.episodes.replies import EnvironmentFailed, read_reply
 from rloom.episodes.writer import EpisodeWriter, Texts
 from rloom.errors import DataError
 from rloom.net.loop import EventLoop
@@ -203,7 +205,8 @@ class EnvironmentDriver:
     async def converse(self, run: "RunningEpisode", environment: RunningEnvironment) -> None:
         prompt, writer = run.row.prompt, run.writer
         messages = await environment.begin(prompt.columns, prompt.messages, run.row.seed(0))
-        leaf = writer.begin(messages, self.tools if environment.tools is None else environment.tools)
+        tools = self.tools if environment.tools is None else environment.tools
+        leaf = read_reply(partial(writer.begin, tools=tools), messages)
         while True:
             answer = await run.answer(leaf)
             began = time.monotonic()
@@ -217,7 +220,7 @@ class EnvironmentDriver:
                 return
             run.check_turns()
             run.check_replies()
-            leaf = writer.add(answer, seen.messages, seconds)
+            leaf = read_reply(partial(writer.add, answer, seconds=seconds), seen.messages)
 
     async def end(self) -> None:
         """Its processes have ended with their episodes."""

@@ -12,7 +12,8 @@ import yaml
 
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.contracts.table import UserCode
-from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
+from rloom.episodes.pool import EnvironmentPool, RunningEnvironment
+from rloom.episodes.replies import EnvironmentFailed
 from rloom.errors import ConfigError, RewardError
 from rloom.net.loop import EventLoop
 
