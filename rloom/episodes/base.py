@@ -108,7 +108,7 @@ class EnvironmentSetup:
     name: str | None = None  # of the environment, as the configuration has it
     withheld: tuple[str, ...] = WITHHELD  # variables that its processes do not get
 
-    noun, plural = "environment", "environments"  # in sentences
+    noun, plural, kwargs_key = "environment", "environments", f"{MULTI_TURN}.environment_kwargs"  # in sentences
 
     @property
     def key(self) -> str:

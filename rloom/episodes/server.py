@@ -72,9 +72,10 @@ def main() -> None:
         loaded, serve_one = load_agents(setup) if isinstance(setup, AgentSetup) else load_environment(setup)
         answer = as_reply(loaded)
     except BaseException as error:  # also an exit
+        note_failure(error)
         reason = str(error) if isinstance(error, RloomError) else one_line(error)
-        if not isinstance(error, RloomError):
-            note_failure(error)
+        if isinstance(error, TypeError) and setup.kwargs:
+            reason += f"; it is called with {setup.kwargs_key}: {', '.join(setup.kwargs)}"
         write_all(control.fileno(), as_reply({"failed": reason}))
         return
     write_all(control.fileno(), answer)

@@ -64,12 +64,14 @@ def places(error: BaseException) -> Iterator[tuple[str, bool]]:
 
 
 def note_failure(error: BaseException) -> None:
-    """An error that fails the episode."""
+    """An error that fails the episode. One that rloom raises says what is wrong in its line."""
+    if not place_of(error):
+        return
     with suppress(Exception):  # of the user's class
-        whole = first = error.__traceback__
+        first = error.__traceback__
         while first is not None and first.tb_frame.f_code.co_filename.startswith(OWN_FOLDER):
             first = first.tb_next  # rloom's calls of the user's code
-        written = traceback.format_exception(type(error), error, first or whole, limit=-FRAMES)
+        written = traceback.format_exception(type(error), error, first, limit=-FRAMES)
         note(error, "".join(written)[-LONGEST_TRACEBACK:])
 
 

@@ -52,7 +52,7 @@ class AgentSetup:
     tokenizer: bytes = b""  # pickled
     withheld: tuple[str, ...] = WITHHELD  # variables that its processes do not get
 
-    noun, plural = "agent", "agents"  # in sentences
+    noun, plural, kwargs_key = "agent", "agents", KWARGS_KEY  # in sentences
 
     @property
     def key(self) -> str:

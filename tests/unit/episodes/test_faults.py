@@ -281,9 +281,7 @@ def test_episodes_that_run_when_their_server_is_killed_fail_and_those_after_them
 
 def test_a_server_that_ends_with_every_episode_ends_the_run_with_a_sentence(environment_file, tmp_path, monkeypatch):
     monkeypatch.setattr("rloom.episodes.pool.MOST_RESTARTS", 2)
-    with pytest.raises(
-        TrainingError, match=r"faults\.py:Game: the process that environments are forked from en"
-    ):
+    with pytest.raises(TrainingError, match=r"faults\.py:Game: the process that environments are forked from en"):
         run(environment_file, [["kill the parent", "wait", "wait"]] * 6, rows=rows_in(tmp_path, 6), most=1)
 
 
