@@ -309,9 +309,13 @@ class EnvironmentPool:
                 yield episode
             finally:
                 close_s = calls * limits.call_s + KILL_GRACE_S if episode.ended else 0 if episode.busy else CLOSE_S
-                if not (close_s and await process.ends_within(close_s)):
-                    self.kill(process)
-                process.close()
+                ended = False
+                try:
+                    ended = close_s > 0 and await process.ends_within(close_s)
+                finally:
+                    if not ended:
+                        self.kill(process)
+                    process.close()
             if process.left_over:
                 raise WrongReply(UNREQUESTED)
             self.restarts_in_a_row = 0

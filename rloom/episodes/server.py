@@ -43,7 +43,6 @@ from rloom.episodes.contracts.calls import CallTimeout
 from rloom.episodes.contracts.table import UserCode, load_code
 from rloom.episodes.stand_ins import install_stand_ins
 from rloom.episodes.user_errors import note_failure, one_line, with_noted
-from rloom.errors import RloomError
 from rloom.interrupts import outlive_sigterm
 from rloom.rewards.framing import exactly, framed, read_frame, write_all
 from rloom.runtime.fork_server import SET_PARENT_DEATH_SIGNAL, end_with_parent
@@ -73,7 +72,7 @@ def main() -> None:
         answer = as_reply(loaded)
     except BaseException as error:  # also an exit
         note_failure(error)
-        reason = str(error) if isinstance(error, RloomError) else one_line(error)
+        reason = one_line(error)
         if isinstance(error, TypeError) and setup.kwargs:
             reason += f"; it is called with {setup.kwargs_key}: {', '.join(setup.kwargs)}"
         write_all(control.fileno(), as_reply({"failed": reason}))

@@ -12,6 +12,7 @@ from typing import Any
 
 import rloom
 from rloom.episodes.base import ERRORS
+from rloom.errors import RloomError
 
 FRAMES, LONGEST_TRACEBACK = 20, 8000  # the innermost ones; characters
 MOST_NOTED = 10  # of one process, with its replies
@@ -24,7 +25,8 @@ _sent: set[str] = set()
 def one_line(error: BaseException) -> str:
     """Example: KeyError: 'nokey' (env.py:42 in Game.reset)."""
     place = place_of(error)
-    return f"{type_and_text(error)} ({place})" if place else type_and_text(error)
+    text = str(error) if isinstance(error, RloomError) else type_and_text(error).partition("\n")[0][:500]
+    return f"{text} ({place})" if place else text
 
 
 def type_and_text(error: BaseException) -> str:
@@ -32,7 +34,7 @@ def type_and_text(error: BaseException) -> str:
         text = str(error)
     except Exception:  # of the user's class
         text = ""
-    return f"{type(error).__name__}: {text}".partition("\n")[0][:500]
+    return f"{type(error).__name__}: {text}"
 
 
 def place_of(error: BaseException) -> str:
