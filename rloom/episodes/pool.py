@@ -191,7 +191,9 @@ class EnvironmentServer:
                         pid = int.from_bytes(answer[COMMAND_BYTES:], "big")
                         break
         except TimeoutError:
-            log.warning("the process that %s are forked from did not answer in %g s", self.setup.plural, FORK_LIMIT_S)
+            log.warning(
+                "the process that %s are forked from did not answer in %s s", self.setup.plural, f"{FORK_LIMIT_S:g}"
+            )
         except OSError:
             pass  # it ended
         finally:
@@ -351,7 +353,7 @@ def allowed_places(setup: EnvironmentSetup | AgentSetup, most: int) -> int:
     found = max(1, min(most, allowed_connections(each * most) // each))
     if found < most:
         log.warning(
-            "At most %d %s run at a time in place of %d (max_environments): `ulimit -n` allows no more connections. "
+            "At most %s %s run at a time in place of %s (max_environments): `ulimit -n` allows no more connections. "
             "Raise its hard limit",
             found,
             setup.plural,

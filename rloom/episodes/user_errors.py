@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import rloom
 from rloom.episodes.base import ERRORS
 from rloom.errors import RloomError
 
 FRAMES, LONGEST_TRACEBACK = 20, 8000  # the innermost ones; characters
 MOST_NOTED = 10  # of one process, with its replies
-OWN_FOLDER = os.path.dirname(os.path.abspath(rloom.__file__)) + os.sep
+OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # of rloom
 LIBRARY_FOLDER = sysconfig.get_paths()["stdlib"] + os.sep  # installed packages are in it, too
 _noted: dict[str, str] = {}  # place -> text; not sent yet
 _sent: set[str] = set()
