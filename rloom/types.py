@@ -12,6 +12,7 @@ from typing import Any
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 LARGEST_REWARD = 1e30  # the largest magnitude of a reward: training is in float32, whose largest number is 3.4e38
+ENVIRONMENT_FAILED = "the environment failed: "  # how the reason of a score begins whose episode failed
 TIMEOUTS = ("CallTimeout", "TimeoutError", "no answer")  # how the reason of a call that took too long begins
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")  # all but tabs and line breaks
 

@@ -1,7 +1,7 @@
 """Questions about SQLite databases with generated tables and rows, and a tool for queries.
 
 A database is a function of its seed: a row of the data has the seed, not the tables. Queries can only read, and have
-limits of time and of rows.
+limits of time, of rows and of memory.
 """
 
 import sqlite3
@@ -13,8 +13,10 @@ from typing import Any
 
 DATA_SOURCE = "rloom/sql"
 TRAIN_ROWS, TEST_ROWS, SEED = 4096, 256, 0
-QUERY_S, MAX_ROWS, SHOWN_ROWS, MAX_LENGTH = 2.0, 1000, 10, 100_000
-STEPS_BETWEEN_CHECKS = 10_000  # of SQLite's virtual machine
+QUERY_S, MAX_ROWS, SHOWN_ROWS = 2.0, 1000, 10
+MAX_LENGTH, MAX_COLUMNS, MAX_RESULT = 10_000, 100, 1_000_000  # characters of a value or a query; of all values
+HEAP_BYTES = 64 << 20  # of SQLite in this process
+STEPS_BETWEEN_CHECKS = 50  # of SQLite's virtual machine; one can be a function that takes milliseconds
 INSTRUCTION = (
     "The database is SQLite. Call the tool `query` to look at it. The last query that you run is your answer: its rows "
     "must be those that the question asks for. Then write a short answer without a call."
@@ -25,7 +27,8 @@ READING = {
     sqlite3.SQLITE_FUNCTION,
     getattr(sqlite3, "SQLITE_RECURSIVE", 33),
 }
-FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "fts3_tokenizer"}
+# the last two take seconds for a precision such as '%.*c', whatever the limit of lengths
+FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "fts3_tokenizer", "printf", "format"}
 
 # table of things, their group, their numbers
 SUBJECTS = (
@@ -99,7 +102,10 @@ def open_database(table: SqlTable) -> sqlite3.Connection:
         f"{second} INTEGER)"
     )
     database.executemany(f"INSERT INTO {table.name} VALUES (?, ?, ?, ?, ?)", table.rows)
+    database.execute("PRAGMA temp_store = MEMORY")  # what is sorted counts, too, and fills no disk
+    database.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
+    database.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, MAX_COLUMNS)
     database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MAX_LENGTH)
     database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     database.set_authorizer(authorize)
@@ -117,17 +123,25 @@ def run_query(database: sqlite3.Connection, sql: str) -> tuple[list[str], list[t
     """The names of the columns, and the rows. sqlite3.Error or ValueError with a reason that the policy reads."""
     until_s = time.monotonic() + QUERY_S
     database.set_progress_handler(lambda: int(time.monotonic() > until_s), STEPS_BETWEEN_CHECKS)
+    found: list[tuple[Any, ...]] = []
+    size = 0
     try:
         cursor = database.execute(sql)
-        found = cursor.fetchmany(MAX_ROWS + 1)
+        for row in cursor:
+            found.append(row)
+            size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+            if len(found) > MAX_ROWS:
+                raise ValueError(f"the query has more than {MAX_ROWS} rows")
+            if size > MAX_RESULT:
+                raise ValueError(f"the rows of the query have more than {MAX_RESULT:,} characters")
+    except MemoryError:
+        raise ValueError(f"the query needs more than {HEAP_BYTES >> 20} MiB of memory") from None
     except sqlite3.OperationalError as error:
         if "interrupted" in str(error):
             raise ValueError(f"the query took longer than {QUERY_S:g} s") from None
         raise
     finally:
         database.set_progress_handler(None, 0)
-    if len(found) > MAX_ROWS:
-        raise ValueError(f"the query has more than {MAX_ROWS} rows")
     return [column[0] for column in cursor.description or ()], found
 
 

@@ -1,22 +1,31 @@
 """Environments, as the episodes use them, and the messages between the driver and the processes they run in.
 
 Imports no torch: the processes start in milliseconds.
-driver → process: ("begin", row, messages, seed), then ("act", text, marked) for every answer, then ("end",), as
-pickles; after that the process closes the environment and ends.
+driver → process: (number, "begin", row, messages, seed), then (number, "act", text, marked) for every answer, then
+(number, "end"), as pickles; after that the process closes the environment and ends.
 process → driver: one reply to each, as JSON: what comes from there may have been written by generated code, and a
-pickle could run it here.
+pickle could run it here. It repeats the request's number, which is drawn: no reply can be written before its request.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
+from rloom.environments.kinds import MULTI_TURN
+from rloom.episodes.kinds import ENVIRONMENT_KEY
 from rloom.types import Message, ToolCall
 
 ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}
 BEGIN, ACT, END = "begin", "act", "end"
-FORK, KILL = b"f", b"k"  # driver → server: with a connection; with four bytes of a process id
+NUMBER, ERRORS = "number", "errors"  # in a reply: that of its request; errors for the output, by their place
+# driver → server: FORK with a connection and the number of the request, which the answer repeats before the process id;
+# KILL with a process id
+FORK, KILL = b"f", b"k"
+COMMAND_BYTES = 4  # of a number and of a process id
+NO_PROCESS = 0  # in place of a process id: it cannot be forked
 CLOSE_S = 2.0  # time limit of closing an environment whose episode was given up
+# variables with keys that rloom uses, which a user's code does not get: a tool may run what the policy wrote
+WITHHELD = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 AtLimit = Literal["score", "mask", "fail"]  # of an episode that ends at a limit: see `multi_turn.at_limit`
 
 
@@ -96,6 +105,22 @@ class EnvironmentSetup:
     interaction_config_path: str | None = None
     objects: bytes | None = None  # the calling program's own environment and tools, pickled
     call_format: str = "auto"  # of tool calls
+    name: str | None = None  # of the environment, as the configuration has it
+    withheld: tuple[str, ...] = WITHHELD  # variables that its processes do not get
+
+    noun, plural, kwargs_key = "environment", "environments", f"{MULTI_TURN}.environment_kwargs"  # in sentences
+
+    @property
+    def key(self) -> str:
+        """What selects the user's code, in sentences."""
+        given = {
+            ENVIRONMENT_KEY: self.name or self.reference,
+            "environment, tools": "..." if self.objects is not None else None,
+            f"{MULTI_TURN}.function_tool_path": self.function_tool_path,
+            f"{MULTI_TURN}.tool_config_path": self.tool_config_path,
+            f"{MULTI_TURN}.interaction_config_path": self.interaction_config_path,
+        }
+        return " and ".join(f"{key}={value}" for key, value in given.items() if value is not None)
 
 
 def cut(text: str, limit: int | None, side: str) -> str:

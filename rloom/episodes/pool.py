@@ -1,87 +1,102 @@
-"""Environments in processes of their own, as the driver uses them: begin, act, end. All of it in one event loop.
-
-What a process replies is checked here: generated code may have written it.
-"""
+"""Environments in processes of their own, as the driver uses them: begin, act, end. All of it in one event loop."""
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
-import math
 import os
 import pickle
+import secrets
 import socket
 import struct
 import subprocess
-import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rloom.episodes.agents.process import AgentSetup
 from rloom.episodes.base import (
     ACT,
     BEGIN,
     CLOSE_S,
+    COMMAND_BYTES,
     END,
+    ERRORS,
     FORK,
     KILL,
+    NO_PROCESS,
+    NUMBER,
     EnvironmentReport,
     EnvironmentSetup,
     EpisodeLimits,
     Observation,
     ToolSchema,
 )
+from rloom.episodes.output import Output
 from rloom.episodes.record import Ending
-from rloom.errors import RewardError
+from rloom.episodes.replies import (
+    LONGEST_REPLY,
+    EnvironmentFailed,
+    WrongReply,
+    as_beginning,
+    as_end,
+    as_object,
+    as_observation,
+    read_reply,
+)
+from rloom.errors import ConfigError, TrainingError
 from rloom.import_path import child_command
+from rloom.net.http import allowed_connections
 from rloom.rewards.framing import framed
-from rloom.types import Message, ToolCall, plain_text
+from rloom.types import Message, plain_text
 
 LOAD_LIMIT_S = 120.0
+FORK_LIMIT_S = 20.0
 KILL_GRACE_S = 2.0  # after a call's limit, at which the process raises an error itself
-LONGEST_REPLY = 64 << 20
-OUTPUT_BYTES = 1 << 20  # that all environments of a run may print
+MOST_RESTARTS = 10  # without an episode that ended in between
+# of the driver: a connection to the process, and what an agent's SDK keeps open to the gateway
+DESCRIPTORS_PER_ENVIRONMENT, DESCRIPTORS_PER_AGENT = 1, 4
+UNREQUESTED = "its process sent a reply without a request: code in it has written to its connection"
 _LENGTH = struct.Struct("!Q")
+T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class EnvironmentFailed(Exception):
-    """The environment raised an error, did not answer in time, or its process ended. The episode has no reward."""
-
-    def __init__(self, reason: str, ending: Ending = Ending.FAILED) -> None:
-        super().__init__(reason)
-        self.ending = ending
-
-
-class WrongReply(EnvironmentFailed):
-    """A reply of another form than `base.py` describes."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason, Ending.WRONG_REPLY)
 
 
 class EnvironmentProcess:
     """One forked process, which serves one episode."""
 
-    def __init__(self, pid: int, connection: socket.socket) -> None:
-        self.pid, self.connection = pid, connection
+    def __init__(self, pid: int, connection: socket.socket, server: "EnvironmentServer") -> None:
+        self.pid, self.connection, self.server = pid, connection, server
         self.reader: asyncio.StreamReader | None = None
         self.writer: asyncio.StreamWriter | None = None
+        self.number = 0  # of the last request
+        self.left_over = False  # it sent something after its last reply
 
     async def call(self, request: Sequence[Any], limit_s: float) -> Mapping[str, Any]:
         try:
             async with asyncio.timeout(limit_s):
-                await self.send(request)
-                return await self.receive()
+                await self.request(request)
+                found = await self.receive()
         except TimeoutError:
             reason = f"no answer after {limit_s - KILL_GRACE_S:g} s; its process was killed"
             raise EnvironmentFailed(reason, Ending.NO_ANSWER) from None
+        self.check_number(found)
+        return found
 
-    async def send(self, request: Sequence[Any]) -> None:
+    async def request(self, request: Sequence[Any]) -> None:
+        """With a number that the reply to it repeats."""
+        self.number = secrets.randbits(62)
+        await self.send((self.number, *request))
+
+    def check_number(self, found: Mapping[str, Any]) -> None:
+        if found.get(NUMBER) != self.number:
+            raise WrongReply(UNREQUESTED)
+
+    async def send(self, message: Sequence[Any]) -> None:
         if self.reader is None or self.writer is None:
             self.reader, self.writer = await asyncio.open_connection(sock=self.connection)
-        self.writer.write(framed(pickle.dumps(tuple(request), protocol=pickle.HIGHEST_PROTOCOL)))
+        self.writer.write(framed(pickle.dumps(tuple(message), protocol=pickle.HIGHEST_PROTOCOL)))
 
     async def receive(self) -> Mapping[str, Any]:
         assert self.reader is not None
@@ -89,13 +104,14 @@ class EnvironmentProcess:
             (length,) = _LENGTH.unpack(await self.reader.readexactly(_LENGTH.size))
             if length > LONGEST_REPLY:
                 raise WrongReply(f"a reply of {length:,} bytes; at most {LONGEST_REPLY:,} are read")
-            found = json.loads(await self.reader.readexactly(length))
+            body = await self.reader.readexactly(length)
         except (asyncio.IncompleteReadError, OSError):
             raise EnvironmentFailed("its process ended", Ending.EXITED) from None
-        except (ValueError, RecursionError):
-            raise WrongReply("its reply is not JSON") from None
-        if not isinstance(found, dict):
-            raise WrongReply(f"its reply is {type(found).__name__}, not a JSON object")
+        found = as_object(body)
+        errors = found.get(ERRORS)
+        if isinstance(errors, dict):
+            for place, text in errors.items():
+                self.server.output.show_error(place, str(text))
         return found
 
     async def ends_within(self, limit_s: float) -> bool:
@@ -108,10 +124,13 @@ class EnvironmentProcess:
                 with contextlib.suppress(OSError):
                     self.writer.write_eof()
                     while await self.reader.read(1 << 20):
-                        pass
+                        self.left_over = True
                 return True
         except TimeoutError:
             return False
+
+    def kill(self) -> None:
+        self.server.kill(self.pid)
 
     def close(self) -> None:
         if self.writer is not None:
@@ -120,30 +139,119 @@ class EnvironmentProcess:
             self.connection.close()
 
 
+class EnvironmentServer:
+    """The process that the others are forked from, which has loaded the user's files.
+
+    Once they are loaded, only the event loop writes to it. When it ends, the processes forked from it end, too.
+    """
+
+    def __init__(self, setup: EnvironmentSetup | AgentSetup, output: Output) -> None:
+        self.setup, self.output = setup, output
+        self.control, theirs = socket.socketpair()
+        self.numbers = itertools.count()
+        with theirs, output.written() as written:
+            self.process = subprocess.Popen(
+                child_command("rloom.episodes.server"),
+                stdin=theirs.fileno(),
+                stdout=written,
+                stderr=written,
+                env={"OMP_NUM_THREADS": "1", **without(os.environ, setup.withheld)},
+                start_new_session=True,
+            )
+
+    def load(self) -> Mapping[str, Any]:
+        """What it tells of the user's files; "failed": why they cannot be used; empty: it ended. Blocks."""
+        try:
+            self.control.settimeout(LOAD_LIMIT_S)
+            self.control.sendall(framed(pickle.dumps(self.setup, protocol=pickle.HIGHEST_PROTOCOL)))
+            with self.control.makefile("rb") as received:
+                header = received.read(_LENGTH.size)
+                found: dict[str, Any] = json.loads(received.read(_LENGTH.unpack(header)[0])) if header else {}
+            self.control.setblocking(False)
+        except TimeoutError:
+            return {"failed": f"it was not loaded in {LOAD_LIMIT_S:g} s"}
+        except OSError:
+            return {}
+        for place, text in found.pop(ERRORS, {}).items():
+            self.output.show_error(place, text)
+        return found
+
+    async def fork(self) -> EnvironmentProcess | None:
+        """None: it has ended, or does not answer."""
+        ours, theirs = open_pair()
+        number = next(self.numbers).to_bytes(COMMAND_BYTES, "big")
+        loop = asyncio.get_running_loop()
+        pid = None
+        try:
+            with theirs:
+                socket.send_fds(self.control, [FORK + number], [theirs.fileno()])
+            async with asyncio.timeout(FORK_LIMIT_S):
+                while answer := await loop.sock_recv(self.control, 2 * COMMAND_BYTES):
+                    if answer.startswith(number):  # else of a request that was cancelled; its process ends by itself
+                        pid = int.from_bytes(answer[COMMAND_BYTES:], "big")
+                        break
+        except TimeoutError:
+            log.warning(
+                "the process that %s are forked from did not answer in %s s", self.setup.plural, f"{FORK_LIMIT_S:g}"
+            )
+        except OSError:
+            pass  # it ended
+        finally:
+            if not pid:
+                ours.close()
+        if pid == NO_PROCESS:
+            raise EnvironmentFailed(
+                "no further process could be started: memory, or the number of processes (ulimit -u), is at its limit; "
+                "lower actor_rollout_ref.rollout.multi_turn.max_environments",
+                Ending.EXITED,
+            )
+        return None if pid is None else EnvironmentProcess(pid, ours, self)
+
+    def kill(self, pid: int) -> None:
+        try:
+            self.control.send(KILL + pid.to_bytes(COMMAND_BYTES, "big"))
+        except BlockingIOError:  # it reads nothing
+            self.process.kill()
+        except OSError:
+            pass  # it has ended, and the process with it
+
+    def stop(self) -> None:
+        self.control.close()
+        try:
+            self.process.wait(CLOSE_S + KILL_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def without(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in names}
+
+
+def open_pair() -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise EnvironmentFailed(
+            f"no connection to its process could be opened ({error.strerror}); raise `ulimit -n`", Ending.EXITED
+        ) from None
+
+
 class EnvironmentPool:
     """At most `most` processes at a time, each for one episode."""
 
     def __init__(self, setup: EnvironmentSetup | AgentSetup, most: int) -> None:
         self.setup = setup
-        self.places = asyncio.Semaphore(most)
+        self.places = asyncio.Semaphore(allowed_places(setup, most))
         self.forking = asyncio.Lock()
+        self.restarting = threading.Lock()
+        self.closed = False
         self.killed = 0  # processes that did not end by themselves
-        self.restarts = 0  # of the process that they are forked from
-        self.output = Output()
+        self.restarts = 0  # of the server
+        self.restarts_in_a_row = 0  # since an episode ended
+        self.output = Output(setup.noun)
         self.tools: tuple[ToolSchema, ...] = ()  # once the user's file is loaded
-        self.start()
-
-    def start(self) -> None:
-        self.control, theirs = socket.socketpair()
-        with theirs, self.output.written() as output:
-            self.server = subprocess.Popen(
-                child_command("rloom.episodes.server"),
-                stdin=theirs.fileno(),
-                stdout=output,
-                stderr=output,
-                env={"OMP_NUM_THREADS": "1", **os.environ},
-                start_new_session=True,
-            )
+        self.server = EnvironmentServer(setup, self.output)
 
     def load(self) -> tuple[ToolSchema, ...]:
         """Wait until the user's file is loaded, and return the tools. Blocks."""
@@ -151,55 +259,45 @@ class EnvironmentPool:
         return self.tools
 
     def loaded(self) -> Mapping[str, Any]:
-        """What the process tells of the user's file."""
-        found: Mapping[str, Any] = {"failed": "the process that loads the environment ended; see its output"}
-        try:
-            self.control.settimeout(LOAD_LIMIT_S)
-            self.control.sendall(framed(pickle.dumps(self.setup, protocol=pickle.HIGHEST_PROTOCOL)))
-            with self.control.makefile("rb") as received:
-                if header := received.read(_LENGTH.size):
-                    found = json.loads(received.read(_LENGTH.unpack(header)[0]))
-            self.control.settimeout(None)
-        except TimeoutError:
-            found = {"failed": f"{self.setup.reference} was not loaded in {LOAD_LIMIT_S:g} s"}
-        except OSError:
-            pass  # it ended
-        if "failed" in found:
+        """What the server tells of the user's file. ConfigError: it cannot be used."""
+        found = self.server.load()
+        reason = found.get("failed", None if found else "the process that loads it ended; see its output")
+        if reason is not None:
             self.close()
-            raise RewardError(found["failed"])
+            key = self.setup.key
+            raise ConfigError(reason if reason.startswith("actor_rollout_ref.") else f"{key}: {reason}")
         return found
 
     async def process(self) -> EnvironmentProcess:
+        """A new one. If the server has ended or does not answer, it is replaced: a user's code may have stopped it."""
         async with self.forking:
-            found = await self.forked()
-            if found is None:  # a user's code has ended the process that it was forked from
+            while True:
+                server = self.server
+                if (found := await server.fork()) is not None:
+                    return found
                 self.restarts += 1
-                await asyncio.to_thread(self.restart)
-                found = await self.forked()
-        if found is None:
-            raise EnvironmentFailed("the process that the environments are forked from ended", Ending.EXITED)
-        return found
+                self.restarts_in_a_row += 1
+                if self.restarts_in_a_row > MOST_RESTARTS:
+                    raise TrainingError(
+                        f"{self.setup.key}: the process that {self.setup.plural} are forked from ended "
+                        f"{MOST_RESTARTS} times, and no episode ended in between; see its output. If memory is short, "
+                        "lower actor_rollout_ref.rollout.multi_turn.max_environments"
+                    )
+                try:
+                    await asyncio.to_thread(self.restart, server)
+                finally:
+                    server.control.close()
 
-    async def forked(self) -> EnvironmentProcess | None:
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                socket.send_fds(self.control, [FORK], [theirs.fileno()])
-            pid = await asyncio.to_thread(self.control.recv, 4)
-        except OSError:
-            pid = b""
-        except asyncio.CancelledError:
-            ours.close()  # the process finds that, and ends
-            raise
-        if len(pid) < 4:
-            ours.close()
-            return None
-        return EnvironmentProcess(int.from_bytes(pid, "big"), ours)
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-        self.loaded()
+    def restart(self, ended: EnvironmentServer) -> None:
+        """In a thread, which goes on if the episode that waits for it is cancelled."""
+        with self.restarting:
+            if self.server is not ended or self.closed:
+                return
+            ended.process.kill()
+            ended.process.wait()
+            self.server = EnvironmentServer(self.setup, self.output)
+            if "failed" in (found := self.server.load()):
+                raise TrainingError(f"{self.setup.key}: it was to be loaded again, and {found['failed']}")
 
     @contextlib.asynccontextmanager
     async def episode(self) -> "AsyncIterator[RunningEnvironment]":
@@ -213,9 +311,16 @@ class EnvironmentPool:
                 yield episode
             finally:
                 close_s = calls * limits.call_s + KILL_GRACE_S if episode.ended else 0 if episode.busy else CLOSE_S
-                if not (close_s and await process.ends_within(close_s)):
-                    self.kill(process.pid)
-                process.close()
+                ended = False
+                try:
+                    ended = close_s > 0 and await process.ends_within(close_s)
+                finally:
+                    if not ended:
+                        self.kill(process)
+                    process.close()
+            if process.left_over:
+                raise WrongReply(UNREQUESTED)
+            self.restarts_in_a_row = 0
 
     @contextlib.asynccontextmanager
     async def agent(self) -> AsyncIterator[EnvironmentProcess]:
@@ -225,63 +330,36 @@ class EnvironmentPool:
             try:
                 yield process
             finally:
-                self.kill(process.pid)
+                self.kill(process)
                 process.close()
+            self.restarts_in_a_row = 0
 
-    def kill(self, pid: int) -> None:
+    def kill(self, process: EnvironmentProcess) -> None:
         self.killed += 1
-        with contextlib.suppress(OSError):  # the process that it was forked from has ended, and it with that
-            self.control.sendall(KILL + pid.to_bytes(4, "big"))
+        process.kill()
 
     def close(self) -> None:
-        self.stop()
+        self.closed = True
+        while not self.restarting.acquire(timeout=0.1):
+            self.server.process.kill()  # the end of loading is not waited for
+        self.server.stop()
+        self.restarting.release()
         self.output.close()
 
-    def stop(self) -> None:
-        self.control.close()
-        try:
-            self.server.wait(CLOSE_S + KILL_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.server.kill()
-            self.server.wait()
 
-
-class Output:
-    """What environments print, as a part of the run's output: the first MiB. The rest is counted."""
-
-    def __init__(self) -> None:
-        self.shown = self.dropped = 0
-        self.readers: list[threading.Thread] = []
-
-    @contextlib.contextmanager
-    def written(self) -> Iterator[int]:
-        """The descriptor to write to."""
-        reading, writing = os.pipe()
-        thread = threading.Thread(target=self.read, args=(reading,), name="environment-output", daemon=True)
-        thread.start()
-        self.readers.append(thread)
-        try:
-            yield writing
-        finally:
-            os.close(writing)
-
-    def read(self, descriptor: int) -> None:
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            while data := file.read(1 << 20):
-                shown = data[: max(OUTPUT_BYTES - self.shown, 0)]
-                if shown:
-                    self.shown += len(shown)
-                    with contextlib.suppress(OSError, ValueError):  # a closed output must not stop an environment
-                        sys.stderr.write(shown.decode(errors="replace"))
-                if len(shown) < len(data) and not self.dropped:
-                    log.warning("environments have printed %s bytes; more is counted, not shown", f"{OUTPUT_BYTES:,}")
-                self.dropped += len(data) - len(shown)
-
-    def close(self) -> None:
-        for thread in self.readers:
-            thread.join(KILL_GRACE_S)
-        if self.dropped:
-            log.warning("%s bytes that environments have printed are not shown", f"{self.dropped:,}")
+def allowed_places(setup: EnvironmentSetup | AgentSetup, most: int) -> int:
+    """As many as this process can have connections for."""
+    each = DESCRIPTORS_PER_AGENT if isinstance(setup, AgentSetup) else DESCRIPTORS_PER_ENVIRONMENT
+    found = max(1, min(most, allowed_connections(each * most) // each))
+    if found < most:
+        log.warning(
+            "At most %s %s run at a time in place of %s (max_environments): `ulimit -n` allows no more connections. "
+            "Raise its hard limit",
+            found,
+            setup.plural,
+            most,
+        )
+    return found
 
 
 class RunningEnvironment:
@@ -297,33 +375,22 @@ class RunningEnvironment:
 
     async def begin(self, row: Mapping[str, Any], messages: Sequence[Message], seed: int) -> tuple[Message, ...]:
         """`seed`: of what it draws."""
-        found = await self.call(self.calls, BEGIN, dict(row), tuple(messages), seed)
-        if (tools := found.get("tools")) is not None:
-            if not isinstance(tools, list):
-                raise WrongReply(f"its tools are {shown(tools)}, not a list")
-            self.tools = tuple(tools)
-        return as_messages(found.get("messages"))
+        found, self.tools = await self.call(as_beginning, self.calls, BEGIN, dict(row), tuple(messages), seed)
+        return found
 
     async def act(self, text: str, marked: str | None = None) -> Observation:
         """`marked`: the text with special tokens, in which some models write calls; None: they change nothing."""
-        found = await self.call(self.limits.parallel_calls, ACT, text, marked)
-        if not isinstance(found.get("done"), bool):
-            raise WrongReply(f"its reply has done={shown(found.get('done'))}; true or false are possible")
-        calls = found.get("calls")
-        return Observation(
-            as_messages(found.get("messages")), as_reward(found.get("reward")), found["done"], as_calls(calls)
-        )
+        return await self.call(as_observation, self.limits.parallel_calls, ACT, text, marked)
 
     async def end(self) -> float | None:
         """The reward at the end. After a call that was given up there is none, and the process is killed."""
         if self.busy:
             return None
-        found = await self.call(self.calls, END)
+        reward, self.report = await self.call(as_end, self.calls, END)
         self.ended = True
-        self.report = as_report(found)
-        return as_reward(found.get("reward"))
+        return reward
 
-    async def call(self, calls: int, *request: Any) -> Mapping[str, Any]:
+    async def call(self, read: Callable[[Any], T], calls: int, *request: Any) -> T:
         """`calls`: of a user's code, each within its limit."""
         self.busy = True
         try:
@@ -334,55 +401,5 @@ class RunningEnvironment:
         self.busy = False
         if "failed" in found:
             ending = Ending.FAILED if found.get("in_time") else Ending.NO_ANSWER
-            raise EnvironmentFailed(plain_text(str(found["failed"])), ending)
-        return found
-
-
-def as_report(found: Mapping[str, Any]) -> EnvironmentReport:
-    facts, state, metrics = found.get("facts"), found.get("state"), found.get("metrics")
-    if not all(isinstance(one, dict) for one in (facts, state, metrics)):
-        raise WrongReply(f"its report is {shown([facts, state, metrics])}, not three mappings")
-    assert isinstance(facts, dict) and isinstance(state, dict) and isinstance(metrics, dict)
-    return EnvironmentReport(
-        facts, state, {str(name): float(value) for name, value in metrics.items() if is_number(value)}
-    )
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def as_messages(found: Any) -> tuple[Message, ...]:
-    if not isinstance(found, list):
-        raise WrongReply(f"its messages are {shown(found)}, not a list")
-    for message in found:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise WrongReply(f"a message of it is {shown(message)}; a role and a content, both text, are needed")
-    return tuple({**message, "content": plain_text(message["content"])} for message in found)
-
-
-def as_reward(found: Any) -> float | None:
-    if found is None:
-        return None
-    if not is_number(found):
-        raise WrongReply(f"its reward is {shown(found)}, not a finite number")
-    return float(found)
-
-
-def as_calls(found: Any) -> tuple[ToolCall, ...]:
-    try:
-        calls = tuple(ToolCall(**one) for one in found)
-        fits = all(
-            isinstance(call.seconds, int | float)
-            and all(isinstance(text, str) for text in (call.name, call.arguments, call.result, call.error or ""))
-            for call in calls
-        )
-    except TypeError:
-        fits = False
-    if not fits:
-        raise WrongReply(f"its calls of tools are {shown(found)}")
-    return calls
-
-
-def shown(value: Any) -> str:
-    return plain_text(repr(value)[:100])
+            raise EnvironmentFailed(plain_text(str(found["failed"])[:1000]), ending)
+        return read_reply(read, found)

@@ -12,17 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, ToolSchema
-from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
+from rloom.episodes.pool import EnvironmentPool, RunningEnvironment
 from rloom.episodes.record import Ending, EpisodeRecord
+from rloom.episodes.replies import EnvironmentFailed, read_reply
 from rloom.episodes.writer import EpisodeWriter, Texts
-from rloom.errors import DataError
+from rloom.errors import DataError, TrainingError
 from rloom.net.loop import EventLoop
 from rloom.rollout.base import Completion, EndedConversation, Request, Sampling
 from rloom.types import Prompt
 
+STOP_S = 30.0  # after Ctrl-C or SIGTERM: how long a step waits for environments while there is nothing to generate
 IDLE_S = 0.5  # the engines' thread waits at most so long for the next request when they have none
 
 
@@ -46,8 +49,12 @@ class PendingRequest(NamedTuple):
 class Turns:
     """Requests of running episodes and their completions, between the event loop and the engines' thread."""
 
-    def __init__(self, shares: int, episodes: Sequence[int]) -> None:
-        """`episodes`: the share of each."""
+    def __init__(
+        self, shares: int, episodes: Sequence[int], is_interrupted: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`episodes`: the share of each. `is_interrupted`: the run is to stop after this step."""
+        self.is_interrupted = is_interrupted
+        self.idle_since: float | None = None  # since when an interrupted run has nothing to generate
         self.changed = threading.Condition()
         self.queued: list[deque[PendingRequest]] = [deque() for _ in range(shares)]
         self.ended: list[list[EndedConversation]] = [[] for _ in range(shares)]  # that the engine does not know of
@@ -91,6 +98,7 @@ class Turns:
                 raise self.error
             if not self.running[share]:
                 return None
+            self.check_progress()
             taken = [pending for pending in self.queued[share] if not pending.answer.cancelled()]
             ended = self.ended[share]
             self.queued[share].clear()
@@ -98,6 +106,18 @@ class Turns:
             self.unfinished[share] |= dict(enumerate(taken, start=self.sent[share]))
             self.sent[share] += len(taken)
         return [*ended, *(pending.request for pending in taken)]
+
+    def check_progress(self) -> None:
+        """A run that is to stop does not wait for ever for an environment that does not answer."""
+        if not self.is_interrupted() or any(self.unfinished) or any(self.queued) or any(self.ended):
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = time.monotonic()
+        elif time.monotonic() - self.idle_since > STOP_S:
+            raise TrainingError(
+                f"stopped in the middle of a step: for {STOP_S:g} s its {sum(self.running)} unfinished episodes have "
+                "waited for their environments or agents"
+            )
 
     def complete(self, share: int, index: int, completion: Completion) -> None:
         with self.changed:
@@ -139,11 +159,12 @@ class EpisodeRunner:
     texts: Texts
     limits: EpisodeLimits
     loop: EventLoop = field(default_factory=lambda: EventLoop("episodes"))
+    interrupted: bool = False  # the run is to stop after this step
 
     @contextmanager
     def started(self, rows: Sequence[EpisodeRow], sampling: Sampling, shares: int) -> Iterator[Turns]:
         """Runs the episodes while the context is open; those that have not ended by then are cancelled."""
-        turns = Turns(shares, [row.share for row in rows])
+        turns = Turns(shares, [row.share for row in rows], lambda: self.interrupted)
         try:
             for row in rows:
                 self.loop.start(self.run_one(row, sampling, turns))
@@ -203,7 +224,8 @@ class EnvironmentDriver:
     async def converse(self, run: "RunningEpisode", environment: RunningEnvironment) -> None:
         prompt, writer = run.row.prompt, run.writer
         messages = await environment.begin(prompt.columns, prompt.messages, run.row.seed(0))
-        leaf = writer.begin(messages, self.tools if environment.tools is None else environment.tools)
+        tools = self.tools if environment.tools is None else environment.tools
+        leaf = read_reply(partial(writer.begin, tools=tools), messages)
         while True:
             answer = await run.answer(leaf)
             began = time.monotonic()
@@ -217,7 +239,7 @@ class EnvironmentDriver:
                 return
             run.check_turns()
             run.check_replies()
-            leaf = writer.add(answer, seen.messages, seconds)
+            leaf = read_reply(partial(writer.add, answer, seconds=seconds), seen.messages)
 
     async def end(self) -> None:
         """Its processes have ended with their episodes."""

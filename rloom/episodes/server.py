@@ -6,6 +6,7 @@ driver has the process killed. Processes that it leaves behind become children o
 """
 
 import ctypes
+import io
 import json
 import os
 import pickle
@@ -25,15 +26,26 @@ from typing import Any
 
 from rloom.episodes.agents.load import load_agent
 from rloom.episodes.agents.process import FAILED, RESULT, RUN, AgentFailed, AgentSetup, LoadedAgent
-from rloom.episodes.base import ACT, BEGIN, CLOSE_S, END, FORK, Environment, EnvironmentSetup, ToolSchema
+from rloom.episodes.base import (
+    ACT,
+    BEGIN,
+    CLOSE_S,
+    COMMAND_BYTES,
+    END,
+    FORK,
+    NO_PROCESS,
+    NUMBER,
+    Environment,
+    EnvironmentSetup,
+    ToolSchema,
+)
 from rloom.episodes.contracts.calls import CallTimeout
 from rloom.episodes.contracts.table import UserCode, load_code
-from rloom.episodes.kinds import ENVIRONMENT_KEY
 from rloom.episodes.stand_ins import install_stand_ins
-from rloom.errors import RloomError
+from rloom.episodes.user_errors import note_failure, one_line, with_noted
 from rloom.interrupts import outlive_sigterm
 from rloom.rewards.framing import exactly, framed, read_frame, write_all
-from rloom.runtime.fork_server import end_with_parent
+from rloom.runtime.fork_server import SET_PARENT_DEATH_SIGNAL, end_with_parent
 
 NICENESS = 5  # generation gets most of a core that both want
 SET_CHILD_SUBREAPER = 36  # of prctl, on Linux
@@ -47,53 +59,58 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(SET_CHILD_SUBREAPER, 1)
+        # when the driver has died, a process that was stopped goes on, finds that and ends
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGCONT)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # lines of several processes do not mix
     setup: EnvironmentSetup | AgentSetup = pickle.loads(read_frame(control.recv))
     install_stand_ins()
-    if isinstance(setup, AgentSetup):
-        main_of_agents(control, setup)
-        return
     try:
-        code = load_code(setup)
-        tools = code.schemas()
-        answer = as_reply({"tools": tools})
+        loaded, serve_one = load_agents(setup) if isinstance(setup, AgentSetup) else load_environment(setup)
+        answer = as_reply(loaded)
     except BaseException as error:  # also an exit
-        reason = (
-            str(error) if isinstance(error, RloomError) else f"{ENVIRONMENT_KEY}={setup.reference}: {one_line(error)}"
-        )
+        note_failure(error)
+        reason = one_line(error)
+        if isinstance(error, TypeError) and setup.kwargs:
+            reason += f"; it is called with {setup.kwargs_key}: {', '.join(setup.kwargs)}"
         write_all(control.fileno(), as_reply({"failed": reason}))
         return
     write_all(control.fileno(), answer)
-    serve(control, partial(serve_episode, code=code, tools=tools))
+    serve(control, serve_one)
 
 
-def main_of_agents(control: socket.socket, setup: AgentSetup) -> None:
-    try:
-        agent = load_agent(setup)
-        answer = as_reply({"by_url": agent.by_url, "loops": agent.loops})
-    except BaseException as error:  # also an exit
-        reason = str(error) if isinstance(error, RloomError) else f"{setup.reference}: {one_line(error)}"
-        write_all(control.fileno(), as_reply({"failed": reason}))
-        return
-    write_all(control.fileno(), answer)
-    serve(control, partial(serve_agent, agent=agent))
+ServeOne = Callable[[socket.socket], None]
+
+
+def load_environment(setup: EnvironmentSetup) -> tuple[Mapping[str, Any], ServeOne]:
+    code = load_code(setup)
+    tools = code.schemas()
+    return {"tools": tools}, partial(serve_episode, code=code, tools=tools)
+
+
+def load_agents(setup: AgentSetup) -> tuple[Mapping[str, Any], ServeOne]:
+    agent = load_agent(setup)
+    return {"by_url": agent.by_url, "loops": agent.loops}, partial(serve_agent, agent=agent)
 
 
 def serve_agent(connection: socket.socket, agent: LoadedAgent) -> None:
     """One episode. The driver has the process killed after its reply."""
-    what, task = pickle.loads(read_frame(connection.recv))
+    number, what, task = pickle.loads(read_frame(connection.recv))
     assert what == RUN
     try:
-        answer = as_reply({RESULT: agent.run(connection, task)})
+        answer = as_reply({RESULT: agent.run(connection, task), NUMBER: number})
     except AgentFailed as failed:
-        answer = as_reply({FAILED: str(failed)})
+        answer = as_reply({FAILED: str(failed), NUMBER: number})
     except BaseException as error:  # of the user's code; also an exit
-        answer = as_reply({FAILED: one_line(error)})
+        note_failure(error)
+        answer = as_reply({FAILED: one_line(error), NUMBER: number})
     write_all(connection.fileno(), answer)
     connection.recv(1)
 
 
-def serve(control: socket.socket, serve_one: Callable[[socket.socket], None]) -> None:
+def serve(control: socket.socket, serve_one: ServeOne) -> None:
     """Fork a process for every connection that the driver sends, and kill those that it names, until it ends."""
     children: set[int] = set()
     while True:
@@ -102,12 +119,12 @@ def serve(control: socket.socket, serve_one: Callable[[socket.socket], None]) ->
             what, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not what:
                 break
+            number = exactly(COMMAND_BYTES, control.recv)  # of the request, or of the process
             if what == FORK:
-                control.sendall(forked(control, fds[0], serve_one, children).to_bytes(4, "big"))
-            else:
-                pid = int.from_bytes(exactly(4, control.recv), "big")
-                if pid in children:
-                    kill_group(pid)
+                pid = forked(control, fds[0], serve_one, children)
+                control.sendall(number + pid.to_bytes(COMMAND_BYTES, "big"))
+            elif (pid := int.from_bytes(number, "big")) in children:
+                kill_group(pid)
         reap(children)
     end_s = time.monotonic() + CLOSE_S  # the processes find that the driver has ended, and close their environments
     while children and time.monotonic() < end_s:
@@ -121,15 +138,19 @@ def serve(control: socket.socket, serve_one: Callable[[socket.socket], None]) ->
             os.waitpid(-1, 0)
 
 
-def forked(
-    control: socket.socket, connection: int, serve_one: Callable[[socket.socket], None], children: set[int]
-) -> int:
+def forked(control: socket.socket, connection: int, serve_one: ServeOne, children: set[int]) -> int:
     sys.stdout.flush()  # what the user's file has printed is not each process's
     sys.stderr.flush()
-    server, pid = os.getpid(), os.fork()
+    server = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:  # no memory, or more processes than are allowed
+        os.close(connection)
+        return NO_PROCESS
     if pid == 0:
         try:
             control.close()
+            # takes effect once the memory of a killed parent is free, up to some hundredths of a second later
             end_with_parent(server)
             os.setsid()  # a kill of its process group ends what it has started
             serve_one(socket.socket(fileno=connection))
@@ -190,11 +211,13 @@ def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSc
     what = BEGIN
     try:
         while what != END:
-            what, *arguments = pickle.loads(read_frame(connection.recv))
+            number, what, *arguments = pickle.loads(read_frame(connection.recv))
             try:
-                answer = as_reply(answer_to(what, *arguments))
+                answer = as_reply({**answer_to(what, *arguments), NUMBER: number})
             except BaseException as error:  # of the user's code; also an exit
-                answer = as_reply({"failed": one_line(error), "in_time": not isinstance(error, CallTimeout)})
+                note_failure(error)
+                in_time = not isinstance(error, CallTimeout)
+                answer = as_reply({"failed": one_line(error), "in_time": in_time, NUMBER: number})
             write_all(connection.fileno(), answer)
     finally:
         if environment is not None:
@@ -217,15 +240,7 @@ def closed(environment: Environment) -> None:
 
 
 def as_reply(answer: Mapping[str, Any]) -> bytes:
-    return framed(json.dumps(answer).encode(errors="replace"))
-
-
-def one_line(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # of the user's class
-        text = ""
-    return f"{type(error).__name__}: {text}".partition("\n")[0][:500]
+    return framed(json.dumps(with_noted(answer)).encode(errors="replace"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
+from rloom.episodes.base import WITHHELD, EnvironmentSetup, EpisodeLimits
 from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
@@ -97,9 +97,19 @@ def environment_driver(
         file_of(keys.interaction_config_path),
         objects,
         keys.format,
+        name=None if named is None else keys.environment,
+        withheld=withheld(config),
     )
     pool = EnvironmentPool(setup, keys.max_environments)
     return EnvironmentDriver(pool, pool.load())
+
+
+def withheld(config: Config) -> tuple[str, ...]:
+    """Variables that a user's code does not get: those with rloom's own keys, and those that the configuration names
+    for a judge or a server."""
+    rewards, server = config.reward_model, config.actor_rollout_ref.rollout.server
+    named = (rewards.api.api_key_env, rewards.remote.token_env, server.key_env)
+    return (*WITHHELD, *(name for name in named if name is not None))
 
 
 def file_of(path: str | None) -> str | None:
@@ -114,6 +124,7 @@ def agent_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "AgentD
         kwargs=keys.kwargs,
         config=verl_config(config),
         tokenizer=pickled_tokenizer(texts),
+        withheld=withheld(config),
     )
     return opened(config, texts, setup)
 
@@ -128,7 +139,8 @@ def agent_loop_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "A
     agents = None
     if listed or named:
         loops, own_config = (*listed, *named), verl_config(config)
-        setup = AgentSetup(loops=loops, config=own_config, tokenizer=pickled_tokenizer(texts))
+        tokenizer = pickled_tokenizer(texts)
+        setup = AgentSetup(loops=loops, config=own_config, tokenizer=tokenizer, withheld=withheld(config))
         agents = opened(config, texts, setup)
     own: dict[str, Driver] = dict.fromkeys((ONE_TURN, WITH_TOOLS), OneTurnDriver())
     if has_tools := KINDS["tools"].is_set(config):

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rloom.errors import CheckpointError, RewardError
+from rloom.errors import CheckpointError, RewardError, TrainingError
 from rloom.rewards.base import ScoreQueue
-from rloom.types import Score, is_usable
+from rloom.types import ENVIRONMENT_FAILED, Score, is_usable
 
 SMALLEST_STD = 1e-6  # of scores that are all equal so far, which are only centred
 
@@ -203,11 +203,17 @@ def check_failures(scores: Sequence[Score], max_failed_share: float) -> None:
     failed = sum(not score.ok for score in scores)
     if not failed or failed <= max_failed_share * len(scores):
         return
-    raise RewardError(
+    environments = sum((score.reason or "").startswith(ENVIRONMENT_FAILED) for score in scores)
+    error, advice = (
+        (TrainingError, "Correct the environment, the tools or the agent, or allow a larger share.")
+        if environments > failed / 2
+        else (RewardError, "Mend the reward function or the rows it fails on, or allow a larger share.")
+    )
+    raise error(
         f"{failed} of {len(scores)} rewards failed ({failed / len(scores):.1%}), "
         f"more than reward_model.max_failed_share={max_failed_share:g} allows. Most common, each with one example:\n"
         + "\n".join(f"  {line}" for line in common_reasons(scores))
-        + "\nMend the reward function or the rows it fails on, or allow a larger share."
+        + f"\n{advice}"
     )
 
 

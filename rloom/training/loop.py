@@ -145,6 +145,11 @@ class Training(StepLoop):
         self.roles, self.stream, self.load_checkpoint, self.dumps = roles, stream, load_checkpoint, dumps
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
 
+    def interrupt(self) -> None:
+        super().interrupt()
+        if self.roles.sampler.episodes is not None:
+            self.roles.sampler.episodes.interrupted = True
+
     def step(self, step: int) -> "StepResult":
         s, roles, log = self.settings, self.roles, self.log
 

@@ -13,8 +13,9 @@ from rloom.episodes.agents.process import ANSWER, ASK, FAILED, RESULT, RUN, Task
 from rloom.episodes.episode import Node
 from rloom.episodes.gateway.server import Gateway
 from rloom.episodes.kinds import AGENT
-from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentProcess, WrongReply
+from rloom.episodes.pool import EnvironmentPool, EnvironmentProcess
 from rloom.episodes.record import Ending
+from rloom.episodes.replies import READ_ERRORS, EnvironmentFailed, WrongReply
 from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
 from rloom.episodes.session import AgentSession, Sessions
 from rloom.episodes.template import RenderedConversation
@@ -91,7 +92,7 @@ class AgentDriver:
 
     async def converse(self, run: RunningEpisode, process: EnvironmentProcess, task: Task) -> Any:
         """TokenAnswer the agent's questions, until its result."""
-        await process.send((RUN, task))
+        await process.request((RUN, task))
         received = asyncio.create_task(process.receive())
         pending: set[asyncio.Task[Any]] = {received, asyncio.create_task(end_idle(run))}
         try:
@@ -101,6 +102,8 @@ class AgentDriver:
                     task_done.result()
                 if received in done:
                     message = received.result()
+                    if FAILED in message or RESULT in message:
+                        process.check_number(message)
                     if FAILED in message:
                         raise EnvironmentFailed(plain_text(str(message[FAILED])))
                     if RESULT in message:
@@ -145,7 +148,7 @@ class AgentDriver:
     def question(self, message: Mapping[str, Any]) -> tuple[int, list[int], int | None]:
         try:
             number, tokens, max_tokens = message[ASK]
-        except (KeyError, TypeError, ValueError):
+        except READ_ERRORS:
             raise WrongReply(NO_FORM) from None
         known = isinstance(tokens, list) and all(
             type(token) is int and 0 <= token < self.vocabulary for token in tokens
@@ -171,7 +174,7 @@ class AgentDriver:
             if not self.by_url:
                 outputs = [([*tokens], [*mask]) for tokens, mask in found["outputs"]]
                 run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except READ_ERRORS:
             raise WrongReply(NO_FORM) from None
 
     async def end(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from rloom.episodes.episode import Episode, Node
-from rloom.episodes.pool import EnvironmentFailed
+from rloom.episodes.replies import EnvironmentFailed
 
 Decode = Callable[[Sequence[int]], str]
 

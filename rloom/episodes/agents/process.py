@@ -9,9 +9,9 @@
 | a class of AgentExecutorBase or AgentInstanceBase | OpenRLHF | with tokens |
 
 Imports no torch. A process runs one episode, and is killed after it, with all that it has started.
-driver → process: ("run", task), then ("answer", number, answer) for each question, as pickles.
+driver → process: (number, "run", task), then ("answer", number, answer) for each question, as pickles.
 process → driver, as JSON: {"ask": [number, tokens, max_tokens]} any number of times, then {"result": ...} or
-{"failed": reason}.
+{"failed": reason} with the number of the task.
 """
 
 import asyncio
@@ -28,12 +28,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rloom.episodes.base import WITHHELD
 from rloom.episodes.kinds import AGENT
 from rloom.errors import ConfigError
 from rloom.types import Message
 
 RUN, ANSWER, ASK, RESULT, FAILED = "run", "answer", "ask", "result", "failed"
 PATH_KEY, COMMAND_KEY, KWARGS_KEY = f"{AGENT}.path", f"{AGENT}.command", f"{AGENT}.kwargs"
+LOOPS = ("agent_loop_config_path", "default_agent_loop")  # a YAML file, file.py:name
 MOST_OUTPUT = 1 << 16  # bytes of a program's output that are kept, from its end
 RETURNS = "return a number, {'reward': ...}, {answer id: reward} or None"
 
@@ -48,11 +50,16 @@ class AgentSetup:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)  # of the run, as agent loops read it
     tokenizer: bytes = b""  # pickled
+    withheld: tuple[str, ...] = WITHHELD  # variables that its processes do not get
+
+    noun, plural, kwargs_key = "agent", "agents", KWARGS_KEY  # in sentences
 
     @property
-    def reference(self) -> str:
-        """In sentences."""
-        return self.path or self.command or " and ".join(self.loops)
+    def key(self) -> str:
+        """What selects the user's code, in sentences."""
+        given = {PATH_KEY: self.path, COMMAND_KEY: self.command}
+        loops = {f"{AGENT}.{LOOPS[':' in loop]}": loop for loop in self.loops}
+        return " and ".join(f"{key}={value}" for key, value in {**given, **loops}.items() if value is not None)
 
 
 @dataclass(frozen=True)

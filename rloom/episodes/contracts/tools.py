@@ -21,6 +21,7 @@ from rloom.episodes.contracts.calls import (
 )
 from rloom.episodes.schema import tool_schema
 from rloom.episodes.tool_calls import AUTO, ParsedCall, parse_tool_calls
+from rloom.episodes.user_errors import note_tool_error, type_and_text
 from rloom.errors import ConfigError
 from rloom.types import Message, ToolCall, plain_text
 
@@ -160,10 +161,12 @@ class ToolEnvironment:
         self, requested: ParsedCall, found: ToolResult | BaseException | str, began: float, seconds: float | None = None
     ) -> tuple[ToolCall, float | None]:
         """`found`: a text says why the call could not be made. Raises the error of a tool if those fail the episode."""
-        if isinstance(found, BaseException) and self.limits.tool_error == "fail":
-            raise ToolFailed(f"the tool {requested.name}: {type(found).__name__}: {found}") from found
-        error = f"{type(found).__name__}: {found}" if isinstance(found, BaseException) else None
-        error = found if isinstance(found, str) else error
+        error = found if isinstance(found, str) else None
+        if isinstance(found, BaseException):
+            error = type_and_text(found)
+            if self.limits.tool_error == "fail":
+                raise ToolFailed(f"the tool {requested.name}: {error}") from found
+            note_tool_error(found, requested.name)
         text = found.text if isinstance(found, ToolResult) else f"Error: {error}"
         reward = found.reward if isinstance(found, ToolResult) else None
         arguments = requested.arguments if isinstance(requested.arguments, str) else json.dumps(requested.arguments)

@@ -31,8 +31,8 @@ from rloom.episodes.gateway.fields import Asked, Body, Dialect, Event, RefusedRe
 from rloom.episodes.gateway.messages import MessagesDialect
 from rloom.episodes.gateway.responses import ResponsesDialect
 from rloom.episodes.kinds import AGENT
-from rloom.episodes.pool import is_number
 from rloom.episodes.record import Ending
+from rloom.episodes.replies import is_number
 from rloom.episodes.runner import LimitReached
 from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, EpisodeEnded, Sessions
 from rloom.errors import ConfigError, DataError

@@ -1,5 +1,6 @@
 """The calculator, the Python tool, SQL and search: what they return, what players reach, and hostile calls."""
 
+import resource
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -173,6 +174,39 @@ def test_hostile_statements_change_nothing_and_end_in_time(statement: str) -> No
     assert environment.get_reward() == 0.0
     environment.query("SELECT name FROM books")
     assert environment.get_reward() == 1.0
+    environment.close()
+
+
+COUNT = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("SELECT printf('%.*c', 1000000000, 'x')", "not authorized to use function: printf"),
+        ("SELECT format('%1000000000d', 1)", "not authorized to use function: format"),
+        ("SELECT length(randomblob(1000000000))", "string or blob too big"),
+        ("SELECT replace(hex(zeroblob(4000)), '0', hex(zeroblob(4000)))", "string or blob too big"),
+        (f"{COUNT} SELECT group_concat(hex(zeroblob(4000))) FROM n", "the query took longer than 2 s"),
+        (f"{COUNT} SELECT hex(randomblob(4000)) FROM n", "the rows of the query have more than 1,000,000 characters"),
+        (f"{COUNT} SELECT {', '.join(['1'] * 101)} FROM n", "too many columns in result set"),
+        (
+            f"{COUNT} SELECT i FROM n ORDER BY hex(randomblob(4000)), i",
+            "needs more than 64 MiB|took longer",
+        ),
+        (f"SELECT {' + '.join(['instr(hex(zeroblob(4999)), hex(zeroblob(2500)) || 1)'] * 90)}", ""),
+    ],
+)
+def test_a_query_ends_within_its_limits_of_time_and_memory(statement: str, reason: str) -> None:
+    environment, began = asked("SELECT name FROM books"), time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if reason:
+        with pytest.raises((sqlite3.Error, ValueError), match=reason):
+            environment.query(statement)
+    else:
+        environment.query(statement)
+    assert time.monotonic() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
     environment.close()
 
 

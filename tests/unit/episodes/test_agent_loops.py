@@ -216,7 +216,7 @@ def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(folder)
     assert found["unknown token"] == "the agent asked with a prompt of unknown tokens"
     assert found["nothing"] == "the agent returned no output"
     assert "response_mask has 1 entries" in found["short mask"]
-    assert found["raises"] == "KeyError: 'tool'"
+    assert found["raises"] == "KeyError: 'tool' (my_loops.py:62 in Faulty.run)"
 
 
 def test_outputs_are_branches_and_answers_in_none_of_them_are_left_out(folder):

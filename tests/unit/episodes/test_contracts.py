@@ -12,8 +12,9 @@ import yaml
 
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.contracts.table import UserCode
-from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
-from rloom.errors import ConfigError, RewardError
+from rloom.episodes.pool import EnvironmentPool, RunningEnvironment
+from rloom.episodes.replies import EnvironmentFailed
+from rloom.errors import ConfigError
 from rloom.net.loop import EventLoop
 
 LIMITS = EpisodeLimits(400, turns=8, call_s=20, result_characters=100, parallel_calls=3)
@@ -445,7 +446,7 @@ def test_the_row_chooses_its_environment_and_with_it_the_tools(tmp_path):
 def test_what_fits_no_contract_is_refused_with_what_is_missing(tmp_path, code, reason):
     path = written(tmp_path, "environment.py", code)
     pool = EnvironmentPool(EnvironmentSetup(f"{path}:Environment", {}, LIMITS), most=1)
-    with pytest.raises(RewardError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         pool.load()
 
 
@@ -459,7 +460,7 @@ def test_a_file_without_tools_is_refused(tmp_path):
     ]:
         path = written(tmp_path, "given.py" if name == "function_tool_path" else "given.yaml", text)
         pool = EnvironmentPool(EnvironmentSetup(None, {}, LIMITS, **{name: path}), most=1)
-        with pytest.raises(RewardError, match=reason):
+        with pytest.raises(ConfigError, match=reason):
             pool.load()
 
 

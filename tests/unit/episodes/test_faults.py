@@ -15,6 +15,7 @@ import pytest
 from rloom.batch import Batch
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
+from rloom.errors import TrainingError
 from rloom.types import Score
 from tests.unit.episodes.test_runner import run
 
@@ -29,14 +30,28 @@ ENVIRONMENT = textwrap.dedent(
     class Bare:
         pass
 
+    def forge(**reply):  # as generated code could do it
+        import json
+        body = json.dumps(reply).encode()
+        os.write(connection(), len(body).to_bytes(8, "big") + body)
+
     def connection():  # generated code may find the socket to the driver
         for fd in os.listdir("/proc/self/fd"):
             if int(fd) > 2 and os.path.exists(f"/proc/self/fd/{fd}") and "socket" in os.readlink(f"/proc/self/fd/{fd}"):
                 return int(fd)
 
+    def call(**given):
+        return {"name": "f", "arguments": "{}", "result": "", "seconds": 1.0, "error": None, **given}
+
+    def forge_reply(game, **reply):  # with the number of the request
+        frame = sys._getframe()
+        while "number" not in frame.f_locals:
+            frame = frame.f_back
+        forge(number=frame.f_locals["number"], **reply)
+
     class Game:
         def reset(self, file="", begin="", **row):
-            self.file, self.hangs = file, False
+            self.file, self.hangs, self.forges = file, False, False
             self.note("made")
             if begin == "raise":
                 raise ValueError("cannot begin")
@@ -90,12 +105,33 @@ ENVIRONMENT = textwrap.dedent(
                 case "bytes": return b"seen", 0.25, False
                 case "garbage to the driver": os.write(connection(), b"\\xff" * 100)
                 case "list to the driver": os.write(connection(), (2).to_bytes(8, "big") + b"[]")
+                case "forged": forge(done=True, reward=100, messages=[], calls=[])
+                case "forged at the end":
+                    self.forges = True
+                    return "seen", 0.25, True
+                case "huge number": forge_reply(self, done=False, reward=10**400, messages=[], calls=[])
+                case "long seconds": forge_reply(self, done=False, messages=[], calls=[call(seconds=10**400)])
+                case "nan seconds": forge_reply(self, done=False, messages=[], calls=[call(seconds=float("nan"))])
+                case "odd error text": forge_reply(self, done=False, messages=[], calls=[call(error=[])])
+                case "many lists": forge_reply(self, done=False, messages=[[]] * 2_000_000)
+                case "deep":
+                    deep = []
+                    for _ in range(400):
+                        deep = [deep]
+                    return [{"role": "user", "content": "a", "more": deep}], 0.0, False
+                case "odd calls": return [{"role": "user", "content": "a", "tool_calls": 5}], 0.0, False
                 case "half a frame":
                     os.write(connection(), (100).to_bytes(8, "big") + b"{")
                     os._exit(0)
                 case "hang in close": self.hangs = True
                 case "kill the parent": os.kill(os.getppid(), signal.SIGKILL)
+                case "stop the parent": os.kill(os.getppid(), signal.SIGSTOP)
+                case "wait": time.sleep(1)
             return "seen", 0.25, text == "done"
+
+        def get_metrics(self):
+            self.forges and forge(reward=100, facts={}, state={}, metrics={})
+            return {}
 
         def close(self):
             while self.hangs:
@@ -127,7 +163,7 @@ FAULTS = {
     "object": (Ending.FAILED, "TypeError: "),
     "set": (Ending.FAILED, "TypeError: Object of type set is not JSON serializable"),
     "no role": (Ending.FAILED, "TypeError: step returned an observation of list"),
-    "odd role": (Ending.WRONG_REPLY, "a message of it is {'role': 5,"),
+    "odd role": (Ending.WRONG_REPLY, "a message of it is {'content': 'seen', 'role': 5}"),
     "nan": (Ending.WRONG_REPLY, "its reward is nan, not a finite number"),
     "infinite": (Ending.WRONG_REPLY, "its reward is inf, not a finite number"),
     "reward text": (Ending.FAILED, "ValueError: could not convert"),
@@ -135,6 +171,15 @@ FAULTS = {
     "bytes": (Ending.FAILED, "TypeError: "),
     "garbage to the driver": (Ending.WRONG_REPLY, "a reply of 18,446,744,073,709,551,615 bytes"),
     "list to the driver": (Ending.WRONG_REPLY, "its reply is list, not a JSON object"),
+    "forged": (Ending.WRONG_REPLY, "its process sent a reply without a request"),
+    "forged at the end": (Ending.WRONG_REPLY, "its process sent a reply without a request"),
+    "huge number": (Ending.WRONG_REPLY, "its reward is 1000"),
+    "long seconds": (Ending.WRONG_REPLY, "a call of its tools is {"),
+    "nan seconds": (Ending.WRONG_REPLY, "a call of its tools is {"),
+    "odd error text": (Ending.WRONG_REPLY, "a call of its tools is {"),
+    "many lists": (Ending.WRONG_REPLY, "a reply with 2,000,002 brackets; at most 100,000 are read"),
+    "deep": (Ending.WRONG_REPLY, "a value of its reply has more than 20 lists or mappings inside of each other"),
+    "odd calls": (Ending.WRONG_REPLY, "its reply cannot be read (TypeError): ({"),
     "half a frame": (Ending.EXITED, "its process ended"),
     "hang in close": (Ending.DONE, 0.5),
 }
@@ -216,12 +261,41 @@ def test_500_episodes_with_two_fifths_of_faults(environment_file, tmp_path, mark
     assert processes(mark) == []
 
 
+def rows_in(folder, count):
+    return {n: {"file": str(folder / str(n))} for n in range(count)}
+
+
 def test_an_environment_that_kills_the_process_it_was_forked_from_is_followed_by_others(environment_file, tmp_path):
-    scripts = [["kill the parent", "done"], ["done"]]
-    rows = {n: {"file": str(tmp_path / str(n))} for n in range(2)}
-    [killer, other], _, _ = run(environment_file, scripts, rows=rows, most=1)
-    assert killer.ending is Ending.EXITED
+    scripts = [["kill the parent", "wait", "done"], ["done"]]
+    [killer, other], _, _ = run(environment_file, scripts, rows=rows_in(tmp_path, 2), most=1)
+    assert (killer.ending, killer.failure) == (Ending.EXITED, "its process ended")
     assert (other.ending, other.reward) == (Ending.DONE, 0.25)
+
+
+def test_episodes_that_run_when_their_server_is_killed_fail_and_those_after_them_do_not(environment_file, tmp_path):
+    scripts = [["wait", "wait", "kill the parent", "wait"], *[["wait"] * 8] * 7, *[["7", "done"]] * 16]
+    records, _, _ = run(environment_file, scripts, rows=rows_in(tmp_path, 24), most=8)
+    assert [record.ending for record in records[:8]] == [Ending.EXITED] * 8
+    assert [(record.ending, record.reward) for record in records[8:]] == [(Ending.DONE, 0.5)] * 16
+
+
+def test_a_server_that_ends_with_every_episode_ends_the_run_with_a_sentence(environment_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("rloom.episodes.pool.MOST_RESTARTS", 2)
+    with pytest.raises(TrainingError, match=r"faults\.py:Game: the process that environments are forked from en"):
+        run(environment_file, [["kill the parent", "wait", "wait"]] * 6, rows=rows_in(tmp_path, 6), most=1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_server_that_was_stopped_is_replaced(environment_file, tmp_path, mark, monkeypatch, caplog):
+    monkeypatch.setattr("rloom.episodes.pool.FORK_LIMIT_S", 2.0)
+    records, _, _ = run(
+        environment_file, [["stop the parent", "done"], *[["7", "done"]] * 11], rows=rows_in(tmp_path, 12), most=2
+    )
+    endings = [record.ending for record in records]
+    assert endings.count(Ending.DONE) >= 10  # one other may run in the moment of the kill
+    assert set(endings) <= {Ending.DONE, Ending.EXITED}
+    assert "the process that environments are forked from did not answer in 2 s" in caplog.text
+    assert processes(mark) == []
 
 
 RUN = """
@@ -231,15 +305,20 @@ sys.path.insert(0, sys.argv[1])
 from tests.unit.episodes.test_runner import run
 folder = Path(sys.argv[3])
 rows = {n: {"file": str(folder / str(n))} for n in range(4)}
-run(sys.argv[2], [["7", "7", "child", "hang for ever"], ["7"] * 5000, ["7"] * 5000, ["hang"]], rows=rows, most=4,
+last = "stop the parent" if "stop" in sys.argv else "7"
+run(sys.argv[2], [["7", "7", "child", "hang for ever"], ["7"] * 5000, ["7"] * 5000, [last, "hang"]], rows=rows, most=4,
     turns=None)
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_no_process_outlives_a_run_that_is_killed_and_waiting_environments_are_closed(environment_file, tmp_path, mark):
+@pytest.mark.parametrize("given", [[], ["stop"]], ids=["running", "stopped"])
+def test_no_process_outlives_a_run_that_is_killed_and_waiting_environments_are_closed(
+    environment_file, tmp_path, mark, given
+):
+    """Also if the process that they are forked from was stopped."""
     root = Path(__file__).parents[3]
-    command = [sys.executable, "-c", RUN, str(root), str(environment_file), str(tmp_path)]
+    command = [sys.executable, "-c", RUN, str(root), str(environment_file), str(tmp_path), *given]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}) as process:
         deadline_s = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 4 and time.monotonic() < deadline_s:

@@ -11,7 +11,7 @@ import yaml
 
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
-from rloom.errors import RewardError
+from rloom.errors import ConfigError
 from tests.unit.episodes.test_contracts import LIMITS, call, episodes, written
 
 pytest.importorskip("mcp")
@@ -123,5 +123,5 @@ def test_a_server_that_does_not_start_and_a_tool_that_it_lacks_are_refused(tmp_p
         pool = EnvironmentPool(
             EnvironmentSetup(None, {}, LIMITS, tool_config_path=config_of(tmp_path, servers, selected)), most=1
         )
-        with pytest.raises(RewardError, match=reason):
+        with pytest.raises(ConfigError, match=reason):
             pool.load()

@@ -231,9 +231,9 @@ def test_faults_end_only_their_own_episode_within_the_limit(environment_file, tm
     records, _, prompts = run(environment_file, [[fault, "done"] for fault in faults * 2], rows=rows)
     assert time.monotonic() - start_s < 60
     found = {fault: record for fault, record in zip(faults, records, strict=False)}
-    assert found["raise"].failure == "ValueError: no such move"
+    assert found["raise"].failure == "ValueError: no such move (game.py:17 in Game.step)"
     assert found["exit"].failure == "its process ended"
-    assert found["hang"].failure == "CallTimeout: it took longer than its limit"
+    assert found["hang"].failure == "CallTimeout: it took longer than its limit (game.py:22 in Game.step)"
     assert found["hang for ever"].failure == "no answer after 5 s; its process was killed"
     assert found["print"].ending is found["7"].ending is found["long"].ending is Ending.DONE
     (cut,) = [

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 import pytest
+import torch
 
 from rloom.config.load import load_config
-from rloom.errors import RewardError
+from rloom.episodes.episode import Episode, Node
+from rloom.episodes.record import Ending, EpisodeRecord, episode_trajectories
+from rloom.episodes.template import RenderedConversation
+from rloom.errors import RewardError, TrainingError
 from rloom.launch.rewards import open_queues
 from rloom.rewards.base import ScoringUnit
 from rloom.rewards.composite import check_failures
 from rloom.rewards.pool import RulePool
 from rloom.rewards.score_queue import BackgroundScorer, LeastLoaded
-from rloom.types import Sample, SampleGroup, Score
+from rloom.types import Prompt, Sample, SampleGroup, Score
 
 
 class LengthReward:
@@ -209,6 +213,16 @@ def test_too_many_failures_stop_the_run_with_the_reasons_counted():
         "  1 × KeyError: 'index' (my_rewards.py:3 in compute_score)\n"
         "Mend the reward function or the rows it fails on, or allow a larger share."
     )
+
+
+def test_failures_of_environments_are_not_called_those_of_the_reward():
+    record = EpisodeRecord(Episode(), Ending.FAILED, failure="KeyError: 'x' (env.py:4 in Game.step)")
+    record.episode.add(Node(None, (), torch.tensor([1]), RenderedConversation((), (), "")))
+    prompt = Prompt(0, (), "", (), "game")
+    [trajectory] = episode_trajectories(record, prompt, 0, Score(1.0))
+    with pytest.raises(TrainingError, match="Correct the environment, the tools or the agent") as caught:
+        check_failures([trajectory.score, trajectory.score, Score.failed("timed out")], 0.5)
+    assert "  2 × the environment failed: KeyError: 'x' (env.py:4 in Game.step)" in str(caught.value)
 
 
 def test_only_the_most_common_reasons_are_listed():
