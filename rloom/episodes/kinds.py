@@ -88,7 +88,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         title="an agent",
         build="rloom.launch.episodes:agent_driver",
         keys=(f"{AGENT}.path", f"{AGENT}.command"),
-        reads=(f"{AGENT}.kwargs", f"{AGENT}.port", f"{MULTI_TURN}.tool_timeout_s"),
+        reads=(f"{AGENT}.kwargs", f"{AGENT}.port", f"{AGENT}.rewards_over_http", f"{MULTI_TURN}.tool_timeout_s"),
         check="rloom.launch.early_checks:check_agent",
         or_rules=True,
     ),

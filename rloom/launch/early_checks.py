@@ -17,6 +17,7 @@ from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
 from rloom.environments.kinds import MULTI_TURN
+from rloom.episodes.agents.process import command_words
 from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, environment_reference, episode_kind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
@@ -280,7 +281,15 @@ def check_agent(config: Config) -> None:
         raise ConfigError(f"{AGENT}.path={keys.path} and {AGENT}.command={keys.command}: each is an agent; keep one")
     if keys.path is not None:
         check_reference(f"{AGENT}.path", keys.path)
-    elif keys.kwargs:
+        if keys.rewards_over_http:
+            raise ConfigError(
+                f"{AGENT}.rewards_over_http=True is for {AGENT}.command: a function of {AGENT}.path gets `reward_key` "
+                "as an argument; remove it"
+            )
+        return
+    assert keys.command is not None
+    command_words(keys.command)
+    if keys.kwargs:
         raise ConfigError(f"{AGENT}.kwargs={keys.kwargs}: a program has none; write them into {AGENT}.command")
 
 

@@ -112,6 +112,7 @@ def agent_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "AgentD
         path=keys.path,
         command=keys.command,
         kwargs=keys.kwargs,
+        rewards_over_http=keys.rewards_over_http,
         config=verl_config(config),
         tokenizer=pickled_tokenizer(texts),
     )

@@ -8,7 +8,7 @@ from rloom.plugins import load_plugin
 
 def load_agent(setup: AgentSetup) -> LoadedAgent:
     if setup.command is not None:
-        return LoadedAgent(by_url_program(setup.command), by_url=True)
+        return LoadedAgent(by_url_program(setup.command, setup.rewards_over_http), by_url=True)
     if setup.loops:
         return load_loops(setup)
     assert setup.path is not None

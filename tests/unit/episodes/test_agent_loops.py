@@ -103,6 +103,12 @@ LOOPS = textwrap.dedent(
             other = self.output(prompt, prompt + tried[1].token_ids, [1] * len(tried[1].token_ids), reward_score=1.5)
             return [long, other]
 
+    class Samples(Talks):
+        async def run(self, sampling_params, **kwargs):
+            prompt = await self.apply_chat_template(list(kwargs["raw_prompt"]))
+            tried = await asyncio.gather(*(self.ask(prompt, sampling_params) for _ in range(3)))
+            return [self.output(prompt, prompt + one.token_ids, [1] * len(one.token_ids)) for one in tried]
+
     class Masks(Talks):
         async def run(self, sampling_params, **kwargs):
             prompt = await self.apply_chat_template(list(kwargs["raw_prompt"]))
@@ -133,6 +139,7 @@ def folder(tmp_path_factory):
         "- {name: long, _target_: my_loops.Talks, turns: 5}",
         "- {name: faulty, _target_: my_loops.Faulty}",
         "- {name: branches, _target_: my_loops.Branches}",
+        "- {name: samples, _target_: my_loops.Samples}",
         "- {name: masks, _target_: my_loops.Masks}",
     ]
     (folder / "loops.yaml").write_text("\n".join(listed))
@@ -210,13 +217,18 @@ def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(folder)
     place = len(records[0].episode.nodes[0].tokens_L)
     not_sampled = "of the agent's output has mask 1 and was not sampled after the tokens before it"
     assert found["encodes again"].startswith(f"token {place} {not_sampled}")
-    assert found["invents"] == "the agent returned tokens and had asked for no answer"
+    assert found["invents"] == "the agent asked for no answer; send its requests to the policy that it is given"
     assert found["trains the prompt"].startswith(f"token {place - 1} {not_sampled}")
     assert "temperature=0.1, and the run samples with 1.0" in found["samples otherwise"]
     assert found["unknown token"] == "the agent asked with a prompt of unknown tokens"
     assert found["nothing"] == "the agent returned no output"
     assert "response_mask has 1 entries" in found["short mask"]
     assert found["raises"] == "KeyError: 'tool'"
+
+
+def test_samples_with_the_same_tokens_are_all_trained(folder):
+    [record], [sampled] = run(of(folder, "samples"), answer=lambda number, turn: "7")
+    assert trained(record) == sampled and sampled == [sampled[0]] * 3
 
 
 def test_outputs_are_branches_and_answers_in_none_of_them_are_left_out(folder):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterable
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 import torch
 
+from rloom.episodes import session
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.gateway.server import Gateway
 from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
@@ -287,18 +289,25 @@ def test_requests_after_the_end_say_why(chat):
 def test_rewards_of_the_episode_and_of_answers_add_up(chat):
     with serving(["a", "b"]) as run:
         ids = [chat(run.url, messages=[{"role": "user", "content": text}]).json()["id"] for text in ("x", "y")]
-        give = lambda **body: httpx.post(f"{run.url}/rl/set_reward", json=body)  # noqa: E731
+        header = {"authorization": f"Bearer {run.session.reward_key}"}
+        give = lambda **body: httpx.post(f"{run.url}/rl/set_reward", json=body, headers=header)  # noqa: E731
         assert run.session.run.reward is None
+        for key in (None, run.session.key, run.session.id, f"{run.session.reward_key}x"):
+            wrong = {} if key is None else {"authorization": f"Bearer {key}"}
+            refused = httpx.post(f"{run.url}/rl/set_reward", json={"reward": 100}, headers=wrong)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "no_reward_key")
         assert give(reward=0.5).json() == {"reward": 0.5, "id": None}
         assert give(reward=1, id=ids[0]).status_code == 200
         assert give(reward=0.25, id=ids[1]).status_code == 200
         assert give(reward=2, id=ids[0]).status_code == 200
-        for wrong in (None, "1", True, [], 1e999):
-            refused = httpx.post(f"{run.url}/v1/rl/set_reward", content=json.dumps({"reward": wrong}))
+        for wrong in (None, "1", True, [], 1e999, -(10**400)):
+            body = json.dumps({"reward": wrong})
+            refused = httpx.post(f"{run.gateway.url}/v1/rl/set_reward", content=body, headers=header)
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "reward"
         assert give(reward=1, id="other").status_code == 404
+        assert give(reward=1, id=f"{run.session.id}-1").status_code == 404 and len({*ids}) == 2
         record = run.end()
-    assert record.reward == 2.75
+    assert (record.reward, record.counts["rewards_over_http"]) == (2.75, 4)
     assert [node.reward for node in record.episode.nodes if node.sampled] == [2.0, 0.25]
 
 
@@ -553,3 +562,56 @@ def test_the_gateway_serves_the_episodes_of_the_next_step():
             await gateway.stop()
 
         run.runner.loop.run(start_again())
+
+
+def test_answers_that_no_client_received_are_not_trained(chat):
+    """Two of three were generated when the client went away."""
+    with serving(["one", "two", "three", "kept"]) as run:
+        release = threading.Event()
+        wait, run.released.wait = run.released.wait, lambda limit: len(run.sampled) < 2 or release.wait(limit)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{run.url}/v1/chat/completions", json={"messages": QUESTION, "n": 3}, timeout=2)
+        wait_until(lambda: run.session.run.counts["dropped_answers"] == 3)
+        release.set()
+        run.released.wait = wait
+        assert chat(run.url, messages=QUESTION).json()["choices"][0]["message"]["content"] == "kept"
+        record = run.end()
+    assert len(run.sampled) == 4 and record.turns == 1 and len(run.session.nodes) == 1
+    [branch] = record.episode.branches()
+    assert [branch.tokens_L[turn.start : turn.stop].tolist() for turn in branch.turns] == run.sampled[3:]
+
+
+def test_the_number_of_answers_to_one_request_is_bounded_by_the_turns_that_are_left(chat):
+    with serving(["a"] * 8, limits=EpisodeLimits(400, turns=3)) as run:
+        assert len(chat(run.url, n=8).json()["choices"]) == 3
+        record = run.end()
+    assert (record.turns, record.ending) == (3, Ending.TURNS)
+
+
+def test_an_agent_waits_for_a_bounded_number_of_answers(monkeypatch):
+    monkeypatch.setattr(session, "MOST_OPEN", 2)
+    with serving(["a"] * 8) as run:
+        found = httpx.post(f"{run.url}/v1/chat/completions", json={"messages": QUESTION, "n": 8}, timeout=20)
+        assert len(found.json()["choices"]) == 2 and len(run.sampled) == 2
+
+
+@pytest.mark.parametrize("limited_first", [True, False])
+def test_of_two_requests_at_a_time_one_at_a_limit_is_the_ending(chat, limited_first):
+    """The other one was sent before: it is no answer to a shorter history."""
+
+    async def ask(url, text):
+        async with httpx.AsyncClient(timeout=20) as http:
+            return await http.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": text}]})
+
+    with serving(lambda prompt: "x" * (5 if "short" in prompt else 80), limits=EpisodeLimits(60)) as run:
+        run.released.clear()
+        first, second = ("long", "short") if limited_first else ("short", "long")
+        asked = [run.runner.loop.start(ask(run.url, first))]
+        wait_until(lambda: len(run.session._requests) == 1)
+        asked.append(run.runner.loop.start(ask(run.url, second)))
+        wait_until(lambda: len(run.session._requests) == 2)
+        run.released.set()
+        assert [one.result(20).status_code for one in asked] == [200, 200]
+        assert run.session.run.ending is Ending.TOKENS
+        assert chat(run.url, messages=[{"role": "user", "content": "short again"}]).status_code == 200  # it goes on
+        assert run.end().ending is Ending.DONE

@@ -1,9 +1,11 @@
 """The gateway and requests that are wrong, huge, slow or cut off: a 4xx in the API's form, and the server goes on."""
 
+import asyncio
+import errno
 import json
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 
 import httpx
@@ -287,3 +289,61 @@ def test_a_stop_ends_open_connections_at_once():
             assert waiting[2].recv(100).startswith(b"HTTP/1.1 200")
             began = time.monotonic()
         assert time.monotonic() - began < server.BODY_S / 2
+
+
+def test_connections_that_name_no_session_are_closed_and_do_not_keep_agents_out(monkeypatch, caplog):
+    monkeypatch.setattr(server, "HEAD_S", 2.0)
+    monkeypatch.setattr(server, "MOST_UNNAMED", 10)
+    with serving(["a"] * 2) as run, ExitStack() as stack:
+        host, port = run.gateway.url.removeprefix("http://").split(":")
+        idle = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(50)]
+        for one in idle:
+            one.settimeout(20)
+            with suppress(OSError):  # closed already
+                one.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+        assert len(run.gateway.unnamed) <= 10
+        body = {"messages": [{"role": "user", "content": "q"}]}
+        with httpx.Client(timeout=20) as client:
+            assert client.post(f"{run.url}/v1/chat/completions", json=body).status_code == 200
+            assert all(is_closed(one) for one in idle) and not run.gateway.unnamed
+            time.sleep(2.5)  # a connection that has named its session stays
+            [used] = run.gateway._server.server_state.connections
+            assert client.post(f"{run.url}/v1/chat/completions", json=body).status_code == 200
+            assert [*run.gateway._server.server_state.connections] == [used]
+    assert not caplog.records
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_connection_is_closed_after_a_request_without_a_session():
+    with serving([]) as run, httpx.Client(timeout=20) as client:
+        refused = client.post(f"{run.gateway.url}/v1/chat/completions", json={})
+        assert (refused.status_code, refused.headers["connection"]) == (401, "close")
+        assert not run.gateway._server.server_state.connections
+
+
+def test_errors_that_an_agent_can_cause_again_and_again_are_said_once(monkeypatch, caplog):
+    async def fail(*arguments):
+        raise ZeroDivisionError("none")
+
+    monkeypatch.setattr(server, "ask", fail)
+    with serving([]) as run, httpx.Client(timeout=20) as client:
+        body = {"messages": [{"role": "user", "content": "q"}]}
+        found = [client.post(f"{run.url}/v1/chat/completions", json=body) for _ in range(5)]
+        run.runner.loop.run(report(run, OSError(errno.EMFILE, "Too many open files")))
+        run.runner.loop.run(report(run, OSError(errno.EMFILE, "Too many open files")))
+    assert [one.status_code for one in found] == [500] * 5
+    failed, no_descriptors = [one.getMessage() for one in caplog.records]
+    assert failed == "a request of an agent failed: ZeroDivisionError: none"
+    assert no_descriptors.startswith("a connection of an agent waits: Too many open files; raise `ulimit -n`")
+
+
+async def report(run, error):
+    """As asyncio does for a connection that it cannot accept."""
+    context = {"message": "socket.accept() out of system resource", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
