@@ -7,9 +7,10 @@ generated after the recorded tokens. Requests may run at the same time.
 import asyncio
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rloom.episodes.base import ToolSchema
@@ -89,12 +90,11 @@ class AgentSession:
         if len(self._requests) >= MOST_OPEN:
             raise DataError(f"the agent waits for {MOST_OPEN} answers already; ask for fewer at a time")
         writer = self.run.writer
-        leaf = writer.read(messages, tools)
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
         try:
-            node = await self.generate(leaf, max_tokens, stops)
+            leaf, node = await self.generate(partial(writer.read, messages, tools), max_tokens, stops)
         except asyncio.CancelledError:
             self.check_open()
             self.run.counts[DROPPED] += 1
@@ -109,24 +109,28 @@ class AgentSession:
         writer.episode.replace(node, shown=(shown,))
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
 
-    async def generate(self, leaf: int, max_tokens: int | None, stops: Sequence[str] = ()) -> int:
-        """The node of the answer, which may be cut short. LimitReached: there is none.
+    async def generate(
+        self, read: Callable[[], int], max_tokens: int | None, stops: Sequence[str] = ()
+    ) -> tuple[int, int]:
+        """`read` records what the agent sent, and returns its node. Returns this node and that of the answer, which may
+        be cut short. LimitReached: there is none.
 
         An agent may go on after a limit, with a shorter history: an answer to a request that was sent after the limit
         was reached makes the ending DONE. One that was generated meanwhile does not, whichever ends first.
         """
         run, before = self.run, self._limits_reached
         try:
+            leaf = read()
             node = await run.answer(leaf, max_tokens, stops)
         except LimitReached as reached:
             self._limits_reached += 1
             run.ending = reached.ending
             if reached.answer is None:
                 raise
-            return reached.answer
+            return leaf, reached.answer
         if before == self._limits_reached:
             run.ending = Ending.DONE
-        return node
+        return leaf, node
 
     def drop(self, answers: Iterable[AgentAnswer]) -> None:
         """Answers that the client did not get. They stay as text; nothing of them is trained."""

@@ -17,7 +17,7 @@ from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
 from rloom.environments.kinds import MULTI_TURN
-from rloom.episodes.agents.process import command_words
+from rloom.episodes.agents.process import DEFAULT_KEY, command_words, read_loops
 from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, environment_reference, episode_kind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
@@ -291,6 +291,15 @@ def check_agent(config: Config) -> None:
     command_words(keys.command)
     if keys.kwargs:
         raise ConfigError(f"{AGENT}.kwargs={keys.kwargs}: a program has none; write them into {AGENT}.command")
+
+
+def check_agent_loops(config: Config) -> None:
+    keys = config.actor_rollout_ref.rollout.agent
+    if keys.agent_loop_config_path is not None:
+        read_loops(str(expand(keys.agent_loop_config_path)))
+    if keys.default_agent_loop is not None and ":" in keys.default_agent_loop:
+        check_reference(DEFAULT_KEY, keys.default_agent_loop)
+    check_tool_files(config)
 
 
 def model_sources(config: Config, *, critic: bool) -> Iterator[ModelSource]:

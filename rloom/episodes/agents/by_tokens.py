@@ -12,21 +12,29 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from rloom.episodes.agents.process import ANSWER, ASK, AgentSetup, LoadedAgent, Task, TokenAnswer, number
-from rloom.episodes.kinds import AGENT
+from rloom.episodes.agents.process import (
+    ANSWER,
+    ASK,
+    DEFAULT_KEY,
+    LOOPS_KEY,
+    AgentFailed,
+    AgentSetup,
+    LoadedAgent,
+    Task,
+    TokenAnswer,
+    number,
+    read_loops,
+)
 from rloom.episodes.stand_ins.openrlhf import MultiTurnAgentExecutor
 from rloom.episodes.stand_ins.verl_agent_loops import AGENT_LOOPS, DictConfigWrap, TokenOutput
-from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
-from rloom.plugins import load_listed, load_plugin, type_and_message
+from rloom.plugins import load_listed, load_plugin
 from rloom.rewards.framing import framed
 
-LOOPS_KEY, DEFAULT_KEY = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
 VERL_REGISTRY = "verl.experimental.agent_loop.agent_loop"
 LENGTHS = ("max_tokens", "max_new_tokens")
 OUTPUTS = ("logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
@@ -40,6 +48,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "ignore_eos": (False,),
 }
+OUTPUT_FIELDS = {"prompt_ids", "response_ids", "response_mask", "reward_score"}
 _LENGTH = struct.Struct("!Q")
 
 
@@ -160,8 +169,13 @@ def loop_runner(setup: AgentSetup, loops: Mapping[str, Loop]) -> Callable[[socke
             **{name: value for name, value in task.row.items() if name != "agent_name"},
             "raw_prompt": [dict(message) for message in task.messages],
         }
-        found = await instance.run(sampling, **row)
+        found = await awaited(instance, instance.run(sampling, **row))
         outputs = list(found) if isinstance(found, list | tuple) else [found]
+        for output in outputs:
+            if not {*dir(output)} >= OUTPUT_FIELDS:
+                raise AgentFailed(
+                    f"run of {type(instance).__name__} returned {repr(output)[:100]}; return an AgentLoopOutput"
+                )
         rewards = [output.reward_score for output in outputs]
         return {
             "outputs": [
@@ -173,6 +187,12 @@ def loop_runner(setup: AgentSetup, loops: Mapping[str, Loop]) -> Callable[[socke
     return partial(run_with_policy, agent)
 
 
+async def awaited(instance: Any, found: Any) -> Any:
+    if not inspect.isawaitable(found):
+        raise AgentFailed(f"run of {type(instance).__name__} is not asynchronous; write `async def run`")
+    return await found
+
+
 def mask_of(output: Any) -> list[int]:
     mask = [int(one) for one in output.response_mask]
     if len(mask) != len(output.response_ids):
@@ -182,23 +202,13 @@ def mask_of(output: Any) -> list[int]:
 
 def listed_loops(place: str) -> dict[str, Loop]:
     """[{name, _target_, further arguments}], as verl has it."""
-    file = Path(place).expanduser()
-    if not file.is_file():
-        raise ConfigError(f"{LOOPS_KEY}={place}: {file.absolute()} does not exist; give a YAML file")
-    add_folder_of(str(file))
+    add_folder_of(place)
     sys.path.append(os.getcwd())  # verl's own commands are run where their modules are found
-    try:
-        entries: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-        named = {entry["name"]: dict(entry) for entry in entries}
-        targets = {name: entry.pop("_target_") for name, entry in named.items()}
-    except Exception as error:  # of the file's text, or of its form
-        raise ConfigError(
-            f"{LOOPS_KEY}={place} cannot be read ({type_and_message(error)}); it is a list of "
-            "`- name: NAME` with `_target_: module.Class`"
-        ) from error
-    return {
-        name: Loop(load_listed(LOOPS_KEY, place, "_target_", target), named[name]) for name, target in targets.items()
-    }
+    loops: dict[str, Loop] = {}
+    for entry in read_loops(place):
+        name, target = entry.pop("name"), entry.pop("_target_")
+        loops[name] = Loop(load_listed(LOOPS_KEY, place, "_target_", target), entry)
+    return loops
 
 
 def registered_loops() -> dict[str, Loop]:

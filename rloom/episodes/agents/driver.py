@@ -24,13 +24,11 @@ from rloom.episodes.agents.process import (
 )
 from rloom.episodes.episode import Node
 from rloom.episodes.gateway.server import Gateway
-from rloom.episodes.kinds import AGENT
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentProcess, WrongReply
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
 from rloom.episodes.session import MOST_OPEN, REFUSED, WITHOUT_ANSWER, WITHOUT_REWARD, AgentSession, Sessions
 from rloom.episodes.template import RenderedConversation
-from rloom.errors import ConfigError
 from rloom.types import plain_text
 
 EPISODE_S = 3600.0  # of an agent's episode without a limit of its own: an agent may begin a new history for ever
@@ -132,10 +130,14 @@ class AgentDriver:
     async def answer(self, session: AgentSession, process: EnvironmentProcess, message: Mapping[str, Any]) -> None:
         number, tokens, max_tokens = self.question(message)
         run = session.run
-        leaf = run.writer.read_tokens(tokens)
-        self.describe(run, leaf, tokens)
+
+        def read() -> int:
+            leaf = run.writer.read_tokens(tokens)
+            self.describe(run, leaf, tokens)
+            return leaf
+
         try:
-            answer = run.writer.episode.nodes[await session.generate(leaf, max_tokens)]
+            answer = run.writer.episode.nodes[(await session.generate(read, max_tokens))[1]]
             assert answer.logprobs_L is not None
             given = TokenAnswer(answer.tokens_L.tolist(), answer.logprobs_L.tolist(), answer.finished)
         except LimitReached:
@@ -265,16 +267,17 @@ class AgentLoopDriver:
         name = run.row.prompt.columns.get("agent_name") or self.default
         if self.agents is not None and name in self.agents.loops:
             return await self.agents.run(run, name)
-        if name not in self.own:
-            known = [*self.own, *(self.agents.loops if self.agents is not None else ())]
-            raise ConfigError(
-                f"agent_name={name!r} of row {run.row.prompt.index}: there is no such agent loop; there are "
-                f"{', '.join(known)}. List yours in {AGENT}.agent_loop_config_path"
-            )
+        if name not in self.own:  # of a row that was not in the files
+            raise EnvironmentFailed(f"agent_name={name!r}: the agent loops are {', '.join(self.names)}")
         await self.own[name].run(run)
         run.reward = (
             None  # the rules score it: rewards of tools are facts for reward functions, as in runs of tools alone
         )
+
+    @property
+    def names(self) -> list[str]:
+        """What rows may name."""
+        return [*self.own, *(self.agents.loops if self.agents is not None else ())]
 
     @property
     def drivers(self) -> list[Driver]:

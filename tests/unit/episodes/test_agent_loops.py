@@ -1,14 +1,16 @@
 """Agents that ask with tokens: verl's agent loops and OpenRLHF's executors, where neither is installed."""
 
 import textwrap
+from contextlib import closing
 
 import pytest
 
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.kinds import chosen_kinds, episode_faults
 from rloom.episodes.record import Ending, episode_trajectories
-from rloom.errors import ConfigError, RloomError
-from rloom.launch.episodes import agent_loop_driver
+from rloom.errors import ConfigError, DataError, RloomError
+from rloom.launch.early_checks import check_episodes
+from rloom.launch.episodes import agent_loop_driver, check_agent_names
 from rloom.types import Prompt, Score
 from tests.helpers import configured
 from tests.unit.episodes.agent_runs import (
@@ -86,6 +88,8 @@ LOOPS = textwrap.dedent(
                 await self.ask([10**6], sampling_params)
             if what == "nothing":
                 return []
+            if what == "nothing at all":
+                return None
             if what == "short mask":
                 return self.output(prompt, prompt + ids, [1])
             if what == "raises":
@@ -102,6 +106,11 @@ LOOPS = textwrap.dedent(
                                [1] * len(tried[0].token_ids) + [0] + [1] * len(then.token_ids))
             other = self.output(prompt, prompt + tried[1].token_ids, [1] * len(tried[1].token_ids), reward_score=1.5)
             return [long, other]
+
+    @register("waits for nothing")
+    class Synchronous(Talks):
+        def run(self, sampling_params, **kwargs):
+            return 3
 
     class Samples(Talks):
         async def run(self, sampling_params, **kwargs):
@@ -189,9 +198,40 @@ def test_rlooms_own_loops_are_chosen_by_their_names_beside_tools(tmp_path):
     assert ["keep one" in fault for fault in episode_faults(contradiction)] == [True]
 
 
-def test_a_loop_of_no_name_ends_the_run(folder):
-    with pytest.raises(ConfigError, match=r"agent_name='other' of row 0: .* there are single_turn_agent, .*talks"):
-        run(of(folder, "other"))
+def test_a_row_that_names_no_loop_is_an_error_at_the_start(folder):
+    driver = of(folder, "talks")
+    rows = [
+        Prompt(n, (), "", (), "game", columns={"agent_name": name}) for n, name in enumerate(("talks", "", "tlaks"))
+    ]
+    with closing(driver):
+        check_agent_names(None, driver, {"data.train_files": rows[:2]})
+        with pytest.raises(DataError, match=r"data\.val_files, row 2 \(.*\): the row has agent_name='tlaks'"):
+            check_agent_names(None, driver, {"data.train_files": rows[:2], "data.val_files": rows})
+    [record], _ = run(of(folder, "talks"), rows={0: {"agent_name": "tlaks"}})  # a row of `rloom chat`
+    assert record.failure.startswith("agent_name='tlaks': the agent loops are single_turn_agent, ")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("agent_loop_config_path=nothing.yaml", "nothing.yaml does not exist; give a YAML file"),
+        ("agent_loop_config_path={}", "entry 2 has no _target_; it has name, target: it is a list of `- name: NAME`"),
+        ("default_agent_loop=nothing.py:Loop", "nothing.py"),
+    ],
+)
+def test_files_of_loops_are_checked_before_torch(tmp_path, override, sentence):
+    file = tmp_path / "loops.yaml"
+    file.write_text("[{name: a, _target_: a.A}, {name: b, target: a.B}]")
+    with pytest.raises(ConfigError) as error:
+        check_episodes(configured(f"actor_rollout_ref.rollout.agent.{override.format(file)}"))
+    assert sentence in str(error.value)
+
+
+def test_a_run_that_returns_no_output_or_cannot_be_awaited_says_so(folder):
+    rows = {0: {"what": "nothing at all"}, 1: {"agent_name": "waits for nothing"}}
+    records, _ = run(of(folder, "faulty"), 2, rows=rows)
+    assert records[0].failure == "run of Faulty returned None; return an AgentLoopOutput"
+    assert records[1].failure == "run of Synchronous is not asynchronous; write `async def run`"
 
 
 def test_a_class_can_be_named_as_the_default(folder):
@@ -257,7 +297,9 @@ def test_a_limit_gives_an_empty_answer_and_the_output_counts(folder):
 def test_a_list_that_cannot_be_read_is_an_error_before_training(tmp_path):
     file = tmp_path / "loops.yaml"
     for text, sentence in {
-        "- {name: a}": "cannot be read (KeyError: '_target_')",
+        "- {name: a}": "entry 1 has no _target_; it has name",
+        "a: {name: a}": "has a dict; it is a list of `- name: NAME`",
+        "- [": "cannot be read (",
         "- {name: a, _target_: nothing_of_that_name.A}": "_target_ nothing_of_that_name.A cannot be imported",
     }.items():
         file.write_text(text)
