@@ -17,7 +17,8 @@ from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
 from rloom.environments.kinds import MULTI_TURN
-from rloom.episodes.agents.process import DEFAULT_KEY, command_words, read_loops
+from rloom.episodes.agents.by_tokens import DEFAULT_KEY, read_loops
+from rloom.episodes.agents.process import command_words
 from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, environment_reference, episode_kind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -19,22 +20,22 @@ from omegaconf import OmegaConf
 from rloom.episodes.agents.process import (
     ANSWER,
     ASK,
-    DEFAULT_KEY,
-    LOOPS_KEY,
     AgentFailed,
     AgentSetup,
     LoadedAgent,
     Task,
     TokenAnswer,
     number,
-    read_loops,
 )
+from rloom.episodes.kinds import AGENT
 from rloom.episodes.stand_ins.openrlhf import MultiTurnAgentExecutor
 from rloom.episodes.stand_ins.verl_agent_loops import AGENT_LOOPS, DictConfigWrap, TokenOutput
+from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
-from rloom.plugins import load_listed, load_plugin
+from rloom.plugins import load_listed, load_plugin, type_and_message
 from rloom.rewards.framing import framed
 
+LOOPS_KEY, DEFAULT_KEY = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
 VERL_REGISTRY = "verl.experimental.agent_loop.agent_loop"
 LENGTHS = ("max_tokens", "max_new_tokens")
 OUTPUTS = ("logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
@@ -209,6 +210,26 @@ def listed_loops(place: str) -> dict[str, Loop]:
         name, target = entry.pop("name"), entry.pop("_target_")
         loops[name] = Loop(load_listed(LOOPS_KEY, place, "_target_", target), entry)
     return loops
+
+
+def read_loops(place: str) -> list[dict[str, Any]]:
+    """The entries of a YAML file that lists agent loops, each with `name` and `_target_`."""
+    file = Path(place)
+    if not file.is_file():
+        raise ConfigError(f"{LOOPS_KEY}={place}: {file.absolute()} does not exist; give a YAML file")
+    form = "it is a list of `- name: NAME` with `_target_: module.Class`"
+    try:
+        entries: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except Exception as error:  # of the file's text
+        raise ConfigError(f"{LOOPS_KEY}={place} cannot be read ({type_and_message(error)}); {form}") from error
+    if not isinstance(entries, list):
+        raise ConfigError(f"{LOOPS_KEY}={place} has a {type(entries).__name__}; {form}")
+    for place_of, entry in enumerate(entries, start=1):
+        missing = [name for name in ("name", "_target_") if not isinstance(entry, dict) or name not in entry]
+        if missing:
+            has = ", ".join(map(str, entry)) if isinstance(entry, dict) else repr(entry)
+            raise ConfigError(f"{LOOPS_KEY}={place}: entry {place_of} has no {missing[0]}; it has {has}: {form}")
+    return entries
 
 
 def registered_loops() -> dict[str, Loop]:

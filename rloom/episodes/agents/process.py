@@ -27,18 +27,13 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from rloom.episodes.kinds import AGENT
 from rloom.errors import ConfigError
-from rloom.plugins import type_and_message
 from rloom.types import Message
 
 RUN, ANSWER, ASK, RESULT, FAILED = "run", "answer", "ask", "result", "failed"
-LOOPS_KEY, DEFAULT_KEY = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
 PATH_KEY, COMMAND_KEY, KWARGS_KEY = f"{AGENT}.path", f"{AGENT}.command", f"{AGENT}.kwargs"
 UNREAD = "unread"  # of a result: the last line of a program that gives no reward
 SHELL = frozenset(("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1"))
@@ -116,26 +111,6 @@ class LoadedAgent:
     run: Callable[[socket.socket, Task], Any]
     by_url: bool
     loops: tuple[str, ...] = ()
-
-
-def read_loops(place: str) -> list[dict[str, Any]]:
-    """The entries of a YAML file that lists agent loops, each with `name` and `_target_`."""
-    file = Path(place)
-    if not file.is_file():
-        raise ConfigError(f"{LOOPS_KEY}={place}: {file.absolute()} does not exist; give a YAML file")
-    form = "it is a list of `- name: NAME` with `_target_: module.Class`"
-    try:
-        entries: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except Exception as error:  # of the file's text
-        raise ConfigError(f"{LOOPS_KEY}={place} cannot be read ({type_and_message(error)}); {form}") from error
-    if not isinstance(entries, list):
-        raise ConfigError(f"{LOOPS_KEY}={place} has a {type(entries).__name__}; {form}")
-    for place_of, entry in enumerate(entries, start=1):
-        missing = [name for name in ("name", "_target_") if not isinstance(entry, dict) or name not in entry]
-        if missing:
-            has = ", ".join(map(str, entry)) if isinstance(entry, dict) else repr(entry)
-            raise ConfigError(f"{LOOPS_KEY}={place}: entry {place_of} has no {missing[0]}; it has {has}: {form}")
-    return entries
 
 
 def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[socket.socket, Task], Any]:

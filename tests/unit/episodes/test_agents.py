@@ -83,6 +83,15 @@ AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
         subprocess.run([sys.executable, "-c", THIEF], check=True, env={**os.environ, "FILE": row["file"]})
         return returns
 
+    async def imports(base_url, row, **kwargs):
+        before = set(sys.modules)
+        OpenAI().chat.completions.create(model="policy", messages=row["prompt"])
+        await AsyncOpenAI().responses.create(model="policy", input="x")
+        await anthropic.AsyncAnthropic().messages.create(model="policy", max_tokens=5, messages=row["prompt"])
+        loaded = sorted(set(sys.modules) - before)
+        assert not loaded, loaded
+        return len(loaded)
+
     def post(base_url, key, body):
         url = base_url.removesuffix("/v1") + "/rl/set_reward"
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -223,6 +232,11 @@ def test_a_program_that_the_policy_wrote_cannot_set_the_reward(agents, tmp_path,
     [record], _ = run(driver, rows={0: {"file": str(file)}})
     assert (record.reward, record.failure, record.counts["rewards_over_http"]) == (returns, None, 0)
     assert json.loads(file.read_text()) == [403] * 6 and record.counts["refused_requests"] == 6
+
+
+def test_clients_import_their_modules_once_and_not_in_each_process(agents):
+    [record], [sampled] = run(of(agents, "imports"))
+    assert (record.failure, record.reward, len(sampled)) == (None, 0.0, 3)
 
 
 def program(tmp_path, text, **given):

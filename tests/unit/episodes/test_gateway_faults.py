@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import socket
+import threading
 import time
 from contextlib import ExitStack, suppress
 from copy import deepcopy
@@ -13,8 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rloom.episodes import session
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.gateway import server
-from tests.unit.episodes.gateway_runs import serving
+from rloom.episodes.record import Ending
+from tests.unit.episodes.gateway_runs import serving, wait_until
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -347,3 +351,63 @@ async def report(run, error):
     """As asyncio does for a connection that it cannot accept."""
     context = {"message": "socket.accept() out of system resource", "exception": error}
     asyncio.get_running_loop().call_exception_handler(context)
+
+
+QUESTION = [{"role": "user", "content": "q"}]
+
+
+def chat(url, **body):
+    return httpx.post(f"{url}/v1/chat/completions", json={"messages": QUESTION, **body}, timeout=20)
+
+
+def test_answers_that_no_client_received_are_not_trained():
+    """Two of three were generated when the client went away."""
+    with serving(["one", "two", "three", "kept"]) as run:
+        release = threading.Event()
+        wait, run.released.wait = run.released.wait, lambda limit: len(run.sampled) < 2 or release.wait(limit)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{run.url}/v1/chat/completions", json={"messages": QUESTION, "n": 3}, timeout=2)
+        wait_until(lambda: run.session.run.counts["dropped_answers"] == 3)
+        release.set()
+        run.released.wait = wait
+        assert chat(run.url, messages=QUESTION).json()["choices"][0]["message"]["content"] == "kept"
+        record = run.end()
+    assert len(run.sampled) == 4 and record.turns == 1 and len(run.session.nodes) == 1
+    [branch] = record.episode.branches()
+    assert [branch.tokens_L[turn.start : turn.stop].tolist() for turn in branch.turns] == run.sampled[3:]
+
+
+def test_the_number_of_answers_to_one_request_is_bounded_by_the_turns_that_are_left():
+    with serving(["a"] * 8, limits=EpisodeLimits(400, turns=3)) as run:
+        assert len(chat(run.url, n=8).json()["choices"]) == 3
+        record = run.end()
+    assert (record.turns, record.ending) == (3, Ending.TURNS)
+
+
+def test_an_agent_waits_for_a_bounded_number_of_answers(monkeypatch):
+    monkeypatch.setattr(session, "MOST_OPEN", 2)
+    with serving(["a"] * 8) as run:
+        found = httpx.post(f"{run.url}/v1/chat/completions", json={"messages": QUESTION, "n": 8}, timeout=20)
+        assert len(found.json()["choices"]) == 2 and len(run.sampled) == 2
+
+
+@pytest.mark.parametrize("limited_first", [True, False])
+def test_of_two_requests_at_a_time_one_at_a_limit_is_the_ending(limited_first):
+    """The other one was sent before: it is no answer to a shorter history."""
+
+    async def ask(url, text):
+        async with httpx.AsyncClient(timeout=20) as http:
+            return await http.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": text}]})
+
+    with serving(lambda prompt: "x" * (5 if "short" in prompt else 80), limits=EpisodeLimits(60)) as run:
+        run.released.clear()
+        first, second = ("long", "short") if limited_first else ("short", "long")
+        asked = [run.runner.loop.start(ask(run.url, first))]
+        wait_until(lambda: len(run.session._requests) == 1)
+        asked.append(run.runner.loop.start(ask(run.url, second)))
+        wait_until(lambda: len(run.session._requests) == 2)
+        run.released.set()
+        assert [one.result(20).status_code for one in asked] == [200, 200]
+        assert run.session.run.ending is Ending.TOKENS
+        assert chat(run.url, messages=[{"role": "user", "content": "short again"}]).status_code == 200  # it goes on
+        assert run.end().ending is Ending.DONE
