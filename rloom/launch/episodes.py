@@ -16,6 +16,7 @@ from rloom.episodes.agents.process import AgentSetup
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
+from rloom.episodes.record import Ending
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
@@ -49,14 +50,17 @@ class EnvironmentReward:
         for group, found in zip(groups, scores, strict=True):
             without = [place for place, sample in enumerate(group) if sample.episode and sample.episode.reward is None]
             if without:
-                self.say_rules()
-                [further] = await self.otherwise.score([tuple(group[place] for place in without)])
+                scored = tuple(group[place] for place in without)
+                self.say_rules(scored)
+                [further] = await self.otherwise.score([scored])
                 for place, score in zip(without, further, strict=True):
                     found[place] = score
         return scores
 
-    def say_rules(self) -> None:
-        if not self.has_said:
+    def say_rules(self, samples: SampleGroup) -> None:
+        """Not for episodes that failed: they have no score."""
+        ended = any(one.episode is not None and one.episode.info["ending"] == Ending.DONE.value for one in samples)
+        if ended and not self.has_said:
             self.has_said = True
             log.warning(
                 "Note: the agent gave no reward; the rule of the data source scores such episodes. "

@@ -73,7 +73,9 @@ def test_steps_that_take_too_long_are_told_from_errors() -> None:
 def test_agents_that_ask_nothing_are_told_from_errors() -> None:
     unasked = {**EPISODES, "episode/failed": 0.1, "agent/without_answer": 0.08}
     [finding] = diagnose(history(unasked, TURN_KEYS))
-    assert finding.kind == "environment_failures" and finding.causes[0].startswith("the agent returns without an answer")
+    assert finding.kind == "environment_failures" and finding.causes[0].startswith(
+        "the agent returns without an answer"
+    )
     assert any("base_url (OPENAI_BASE_URL" in str(one) for one in finding.advice)
 
 

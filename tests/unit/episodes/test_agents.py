@@ -1,5 +1,6 @@
 """Agents that ask at a URL: unmodified code of the SDKs in processes of their own, and what can go wrong there."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -14,6 +15,8 @@ from rloom.episodes.agents.process import command_words
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import Ending
 from rloom.errors import ConfigError, RloomError
+from rloom.launch.episodes import EnvironmentReward
+from rloom.types import Sample, SampledEpisode, Score
 from tests.unit.episodes.agent_runs import LIMITS, agent_driver, run, setup_of, texts_of, trained
 
 # a program that the policy wrote
@@ -214,6 +217,23 @@ def test_a_reward_can_be_sent_and_none_is_none(agents):
     assert (record.counts["rewards_over_http"], record.counts["without_reward"]) == (2, 0)
     [record], _ = run(of(agents, "says_nothing"))
     assert (record.reward, record.failure, record.counts["without_reward"]) == (None, None, 1)
+
+
+def test_episodes_without_a_reward_are_scored_by_the_rule_which_is_said_once(caplog):
+    class Rule:
+        async def score(self, groups):
+            return [[Score(3.0) for _ in group] for group in groups]
+
+    def sample(reward, ending):
+        return Sample("game", "", "", "7", {}, episode=SampledEpisode((), "", (), reward, {"ending": ending.value}))
+
+    reward = EnvironmentReward(Rule())
+    failed, done = sample(None, Ending.FAILED), sample(None, Ending.DONE)
+    assert asyncio.run(reward.score([(failed, sample(0.5, Ending.DONE))])) == [[Score(3.0), Score(0.5)]]
+    assert not caplog.records
+    assert asyncio.run(reward.score([(done,), (done,)])) == [[Score(3.0)], [Score(3.0)]]
+    [said] = caplog.records
+    assert said.getMessage().startswith("Note: the agent gave no reward; the rule of the data source scores")
 
 
 def test_a_returned_reward_replaces_those_that_were_sent(agents, caplog):
