@@ -70,6 +70,15 @@ def test_steps_that_take_too_long_are_told_from_errors() -> None:
     assert [change.value for change in finding.changes] == [10] and "tool_timeout_s" in finding.causes[0]
 
 
+def test_agents_that_ask_nothing_are_told_from_errors() -> None:
+    unasked = {**EPISODES, "episode/failed": 0.1, "agent/without_answer": 0.08}
+    [finding] = diagnose(history(unasked, TURN_KEYS))
+    assert finding.kind == "environment_failures" and finding.causes[0].startswith(
+        "the agent returns without an answer"
+    )
+    assert any("base_url (OPENAI_BASE_URL" in str(one) for one in finding.advice)
+
+
 def test_an_environment_that_knows_more_than_the_prompt_makes_no_noise() -> None:
     same = answers(lambda number, right: float(number % 3), text=lambda n: "#### 1", prompts=1, calls=lambda number: 0)
     assert kinds(with_answers(same, EPISODES)) == []
