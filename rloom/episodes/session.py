@@ -78,11 +78,11 @@ class AgentSession:
         """
         self.check_open()
         run, writer = self.run, self.run.writer
-        leaf = writer.read(messages, tools)
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
         try:
+            leaf = writer.read(messages, tools)
             node = await run.answer(leaf, max_tokens, stops)
             run.ending = Ending.DONE  # an agent may go on after a limit, with a shorter history
         except LimitReached as reached:

@@ -117,10 +117,10 @@ class AgentDriver:
 
     async def answer(self, run: RunningEpisode, process: EnvironmentProcess, message: Mapping[str, Any]) -> None:
         number, tokens, max_tokens = self.question(message)
-        leaf = run.writer.read_tokens(tokens)
-        self.describe(run, leaf, tokens)
         node: int | None
         try:
+            leaf = run.writer.read_tokens(tokens)
+            self.describe(run, leaf, tokens)
             node = await run.answer(leaf, max_tokens)
             run.ending = Ending.DONE  # an agent may go on after a limit, with fewer tokens
         except LimitReached as reached:
