@@ -10,6 +10,7 @@
 
 import math
 import random
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -24,8 +25,10 @@ from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.record import LIMITS, Ending, EpisodeRecord, episode_trajectories
 from rloom.episodes.template import RenderedConversation
+from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.runs.metrics import batch_metrics, repetition
 from rloom.training.evaluate import Evaluator
+from rloom.training.scoring import PendingAnswer, PendingTrajectories, ScoreIndex
 from rloom.types import Prompt, Score
 
 PROMPT = Prompt(0, (), "", (), "source")
@@ -268,3 +271,22 @@ def test_repetition_is_counted_within_turns_and_over_episodes():
     other = (0, ([5, 1, 2, 3, 4], [(1, 5)]))
     branches = batch_of((0, ([5, *call], [(1, 5)])), (1, ([5, 6, *call], [(2, 6)])), other)
     assert repetition(branches) == {"rollout/repetition": 0.25}  # the mean of 1/2 and 0
+
+
+@pytest.mark.parametrize(("failure", "at_limit"), [("it failed", "score"), (None, "fail")])
+def test_an_episode_without_a_score_does_not_count_for_the_running_moments(failure, at_limit):
+    reward = CompositeReward([MixedPart("judge", None, normalize=True)])
+    ending = Ending.DONE if failure else Ending.TURNS
+    records = [
+        EpisodeRecord(episode_of([None]), Ending.DONE, 1.0),
+        EpisodeRecord(episode_of([None]), Ending.DONE, 3.0),
+        EpisodeRecord(episode_of([None]), ending, 1000.0, failure, at_limit=at_limit),
+    ]
+    scores = Future()
+    scores.set_result([[Score(record.reward)] for record in records])
+    answers = [
+        PendingAnswer(PROMPT, 0, record, "", [ScoreIndex(scores, number, 0)]) for number, record in enumerate(records)
+    ]
+    found = PendingTrajectories(answers, reward).scored(lambda done, total: None, update_moments=True)
+    assert [one.score.ok for one in found] == [True, True, False]
+    assert (reward.moments["judge"].count, reward.moments["judge"].mean) == (2, 2.0)
