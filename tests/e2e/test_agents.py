@@ -9,6 +9,7 @@ from tests.e2e.runs import records, same, train, weights
 
 AGENTS = """
 import json, sys
+from anthropic import Anthropic
 from openai import OpenAI
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
@@ -21,6 +22,14 @@ def agent(base_url, row, **kwargs):
         messages += [{"role": "assistant", "content": found.choices[0].message.content or ""}]
         messages += [{"role": "user", "content": "+"}]
     return 0.25
+
+
+def on_anthropic(base_url, row, **kwargs):
+    messages = list(row["prompt"])
+    for _ in range(2):
+        found = Anthropic().messages.create(model="policy", messages=messages, max_tokens=8)
+        messages += [{"role": "assistant", "content": found.content}, {"role": "user", "content": "+"}]
+    return {"reward": 0.25}
 
 
 class Loop(AgentLoopBase):
@@ -63,7 +72,9 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("key", ["path={}:agent", "default_agent_loop={}:Loop", "path={}:AgentExecutor"])
+@pytest.mark.parametrize(
+    "key", ["path={}:agent", "path={}:on_anthropic", "default_agent_loop={}:Loop", "path={}:AgentExecutor"]
+)
 def test_an_agent_trains(tmp_path: Path, file: Path, key: str) -> None:
     directory = tmp_path / "run"
     turn = "actor_rollout_ref.rollout.multi_turn.max_turn_length=8"
@@ -72,7 +83,7 @@ def test_an_agent_trains(tmp_path: Path, file: Path, key: str) -> None:
     assert len(steps) == 2
     for step in steps:
         assert (step["critic/score/mean"], step["reward/failed"]) == (0.25, 0)
-        assert 1 <= step["episode/turns/mean"] <= 2
+        assert 1 <= step["episode/turns/mean"] <= 2 and step["episode/branched"] == 0
     assert not same(weights(directory, 1), weights(directory, 2))
 
 
