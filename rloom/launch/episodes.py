@@ -13,7 +13,7 @@ from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import WITHHELD, EnvironmentSetup, EpisodeLimits
+from rloom.episodes.base import WITHHELD, EnvironmentSetup, EpisodeLimits, ToolSchema
 from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import Ending
@@ -24,7 +24,7 @@ from rloom.errors import ConfigError, DataError
 from rloom.launch.rewards import rules
 from rloom.plugins import referenced
 from rloom.rewards.base import Reward, ScoringUnit
-from rloom.types import Prompt, Sample, SampleGroup, Score
+from rloom.types import Message, Prompt, Sample, SampleGroup, Score
 
 if TYPE_CHECKING:  # it imports uvicorn, which other runs need not load
     from rloom.episodes.agents.driver import AgentDriver, AgentLoopDriver
@@ -119,7 +119,19 @@ def environment_driver(
         withheld=withheld(config),
     )
     pool = EnvironmentPool(setup, keys.max_environments)
-    return EnvironmentDriver(pool, pool.load())
+    tools = pool.load()
+    warn_of_unwritten_tools(texts.template, tools)
+    return EnvironmentDriver(pool, tools)
+
+
+def warn_of_unwritten_tools(template: TurnTemplate, tools: Sequence[ToolSchema]) -> None:
+    question: list[Message] = [{"role": "user", "content": "?"}]
+    if tools and template.render(question, tools) == template.render(question):
+        names = ", ".join(str(tool["function"]["name"]) for tool in tools)
+        log.warning(
+            f"Note: the chat template does not write the list of tools ({names}): the policy is not told of them. "
+            "Describe them in the prompts, or set actor_rollout_ref.model.custom_chat_template to one that does"
+        )
 
 
 def withheld(config: Config) -> tuple[str, ...]:
@@ -231,6 +243,11 @@ def verl_config(config: Config) -> dict[str, Any]:
     return found
 
 
+def special_texts(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """Of tokens that mark turns. Tags such as <think> are tokens of some models, too, which any text may have."""
+    return frozenset(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+
+
 def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callable[[Sequence[int]], str]:
     """Text with the special tokens that the chat template writes, such as the marks of a call; without others."""
     added = tokenizer.added_tokens_decoder.items()
@@ -263,7 +280,9 @@ def open_episodes(
     if kind is None:
         yield None
         return
-    template = TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template)
+    template = TurnTemplate(
+        tokenizer, config.actor_rollout_ref.model.custom_chat_template, special_texts=special_texts(tokenizer)
+    )
     texts = Texts(
         template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
