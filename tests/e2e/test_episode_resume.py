@@ -5,6 +5,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.runs import fork, records, same, train, weights
 
 ENVIRONMENT = textwrap.dedent(
@@ -52,7 +54,8 @@ def computed(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(tmp_path: Path, workers: int) -> None:
     file = tmp_path / "game.py"
     file.write_text(ENVIRONMENT)
     section = "actor_rollout_ref.rollout.multi_turn"
@@ -62,6 +65,7 @@ def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(tmp_path
         f"{section}.tool_timeout_s=600",
         "data.max_response_length=24",
         "algorithm.adv_estimator=rloo",
+        f"trainer.n_gpus_per_node={workers}",
     )
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(whole, 2, *overrides)
