@@ -91,7 +91,9 @@ class RandomDriver:
     async def with_tokens(self, run, draw) -> None:
         tokens = [draw.randrange(50) for _ in range(5)]
         for _ in range(draw.randrange(1, 6)):
-            answer = await run.answer(run.writer.read_tokens(tokens))
+            leaf = run.writer.read_tokens(tokens)
+            assert run.writer.episode.tokens(leaf) == tokens  # what the agent sent, whatever of it was recorded before
+            answer = await run.answer(leaf)
             if draw.random() < 0.2:
                 continue
             tokens = [*run.writer.episode.tokens(answer), *(draw.randrange(50) for _ in range(draw.randrange(4)))]
