@@ -237,12 +237,13 @@ def run_all(tmp_path, limits: EpisodeLimits, scripts: list[str], whats: list[str
     texts, [stop] = texts_for(NAME), encode(TEMPLATES[NAME][1], NAME)
     columns = [*({"what": what} for what in whats), *({} for _ in scripts)]
     prompts = [Prompt(n, QUESTION, "", (), "", columns=one) for n, one in enumerate(columns)]
-    rows = [EpisodeRow(n, 0, prompt, lambda turn: turn) for n, prompt in enumerate(prompts)]
-    sampled = SampledAnswers()
+    rows = [EpisodeRow(n, 0, prompt, lambda draw: draw) for n, prompt in enumerate(prompts)]
+    sampled, asked = SampledAnswers(), Counter[int]()
     answers = [[encode(text, NAME) for text in (script, "done")] for script in [*["7"] * len(whats), *scripts]]
 
     def answer(number: int, request: Request) -> Completion:
-        tokens = answers[request.conversation][min(request.seed, 1)]
+        tokens = answers[request.conversation][min(asked[request.conversation], 1)]
+        asked[request.conversation] += 1
         return sampled.add(number, request, [*tokens, stop], stop)
 
     runner = EpisodeRunner(driver, texts, limits)
