@@ -50,7 +50,8 @@ class Trajectory:
     episode: EpisodeSummary | None = None  # iff the answer has several turns
     branch: int = 0  # an episode whose past was rewritten has several, from 0; each is a trajectory
     in_loss: bool = True  # False: its score counts for the answers that it is compared with, its tokens do not
-    turn_rewards: tuple[tuple[int, float], ...] = ()  # (index of a turn's last token, the part of the score it gets)
+    # (index of a turn's last token, the part of the score it gets); what turns before this branch got is at index 0
+    turn_rewards: tuple[tuple[int, float], ...] = ()
 
     @property
     def mask_L(self) -> Tensor:
@@ -110,6 +111,15 @@ class Batch:
         """The index of each token's sample."""
         rows_N = torch.arange(len(self), device=self.length_N.device)
         return torch.repeat_interleave(rows_N, self.length_N, output_size=len(self.tokens_T))
+
+    @property
+    def episode_T(self) -> Tensor:
+        """The index of each token's episode, from 0: that of its sample, unless an episode has several branches."""
+        if self.episode_N is None:
+            return self.sample_T
+        _, member_N = self.episode_N.unique(return_inverse=True)
+        episode_T: Tensor = member_N[self.sample_T]
+        return episode_T
 
     @property
     def counted_N(self) -> Tensor:
@@ -255,13 +265,33 @@ def sum_by_episode(value_N: Tensor, batch: Batch) -> Tensor:
     return value_N.new_zeros(len(batch)).index_add(0, member_N, value_N)[member_N]
 
 
-def episode_returns(return_N: Tensor, score_N: Tensor, batch: Batch) -> Tensor:
-    """The sum of each sample's rewards. Branches of one episode share it: the score once, and the KL of all tokens."""
-    if batch.episode_N is None:
-        return return_N
-    has_tokens_N = torch.zeros_like(batch.valid_N).index_fill(0, batch.sample_T[batch.mask_T], True)
-    placed_N = score_N.to(return_N.dtype).where(has_tokens_N, 0)  # a score is at the last token of every branch
-    return placed_N + sum_by_episode(return_N - placed_N, batch)
+def token_scores(batch: Batch) -> Tensor:
+    """The score at the last generated token of each sample; what turns have got of it is at the last token of each.
+
+    What turns before a branch have got is at a token that was not generated, and not in the rewards of the branch.
+    """
+    place_A = batch.mask_T.nonzero().squeeze(1)  # A: generated tokens
+    sample_A = batch.sample_T[place_A]
+    last_A = torch.ones_like(sample_A, dtype=torch.bool)
+    last_A[:-1] = sample_A[1:] != sample_A[:-1]
+    rewards_T = batch.score_N.new_zeros(len(batch.mask_T))
+    rewards_T[place_A[last_A]] = batch.score_N[sample_A[last_A]]
+    if batch.turn_rewards_T is not None:
+        placed_N = batch.turn_rewards_T.new_zeros(len(batch)).index_add(0, batch.sample_T, batch.turn_rewards_T)
+        rewards_T[place_A[last_A]] -= placed_N[sample_A[last_A]]
+        rewards_T += batch.turn_rewards_T.where(batch.mask_T, 0)
+    return rewards_T
+
+
+def sample_returns(batch: Batch, rewards_T: Tensor) -> Tensor:
+    """The sum of each sample's rewards. Branches of one episode share it: the score once, and the KL of all tokens.
+
+    In float64, with the score itself where it is divided over turns: the mean of equal returns equals them exactly.
+    """
+    divided = batch.episode_N is not None or batch.turn_rewards_T is not None
+    further_T = rewards_T.double() - token_scores(batch).double() if divided else rewards_T.double()
+    further_N = further_T.new_zeros(len(batch)).index_add(0, batch.sample_T, further_T.where(batch.mask_T, 0))
+    return batch.score_N.double() + sum_by_episode(further_N, batch) if divided else further_N
 
 
 def answers_of(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -68,7 +68,7 @@ class Ratios:
 
     @classmethod
     def of(cls, batch: Batch, trainer_logprobs_T: Tensor) -> "Ratios":
-        mask_T, sample_T = batch.loss_mask_T, batch.sample_T
+        mask_T, sample_T = batch.loss_mask_T, batch.episode_T  # branches of an episode are one answer
         token_T = (trainer_logprobs_T.double() - batch.rollout_logprobs_T.double()).where(mask_T, 0)
         return cls(token_T, mask_T, sample_T, sum_by_sample(mask_T.double(), sample_T, len(batch)))
 
@@ -192,7 +192,7 @@ def mismatch(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
         "rollout_corr/k3_kl": k3_kl(rollout_A, trainer_A).mean(),
         "rollout_corr/chi2_token": (2 * log_ratio_A).exp().mean() - 1,
     }
-    sample_A = batch.sample_T[mask_T]
+    sample_A = batch.episode_T[mask_T]
     return {
         name: float(value) for name, value in (found | by_answer(rollout_A, trainer_A, sample_A, len(batch))).items()
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.packed import Actions, Groups, sum_by_sample, whiten
-from rloom.batch import Advantages, Batch, episode_returns, sum_by_episode
+from rloom.batch import Advantages, Batch, sample_returns, sum_by_episode
 
 EPSILON = 1e-6
 
@@ -34,10 +34,8 @@ class AdvantageInputs:
 
     @property
     def return_N(self) -> Tensor:
-        """R, the sum of a sample's rewards. In float64, so that the mean of equal returns equals them exactly."""
-        batch = self.batch
-        return_N = sum_by_sample(self.rewards_T.double().where(batch.mask_T, 0), batch.sample_T, len(batch))
-        return episode_returns(return_N, batch.score_N, batch)
+        """R, the sum of a sample's rewards."""
+        return sample_returns(self.batch, self.rewards_T)
 
 
 def broadcast_to_tokens(inputs: AdvantageInputs, groups: Groups, advantage_N: Tensor) -> Advantages:

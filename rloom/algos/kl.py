@@ -6,11 +6,10 @@ x is the log-prob under the policy, y under the reference (Schulman, "Approximat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from rloom.algos.packed import masked_mean, sum_by_sample
-from rloom.batch import Batch, sum_by_episode
+from rloom.batch import Batch, sum_by_episode, token_scores
 from rloom.errors import ConfigError
 
 KlEstimator = Callable[[Tensor, Tensor], Tensor]
@@ -77,15 +76,7 @@ def token_rewards(batch: Batch, kl_T: Tensor | None = None, coefficient: float =
     """The score at the last generated token of each sample, minus coefficient * KL at every generated token.
 
     What turns of an episode have got of the score is at the last token of each."""
-    place_A = batch.mask_T.nonzero().squeeze(1)  # A: generated tokens
-    sample_A = batch.sample_T[place_A]
-    last_A = torch.ones_like(sample_A, dtype=torch.bool)
-    last_A[:-1] = sample_A[1:] != sample_A[:-1]
-    rewards_T = batch.score_N.new_zeros(len(batch.mask_T))
-    rewards_T[place_A[last_A]] = batch.score_N[sample_A[last_A]]
-    if batch.turn_rewards_T is not None:
-        rewards_T[place_A[last_A]] -= sum_by_sample(batch.turn_rewards_T, batch.sample_T, len(batch))[sample_A[last_A]]
-        rewards_T += batch.turn_rewards_T
+    rewards_T = token_scores(batch)
     if kl_T is not None:
         rewards_T = rewards_T - coefficient * kl_T * batch.mask_T
     return rewards_T

@@ -107,10 +107,16 @@ class AgentSection(Section):
     command: str | None = key(
         None,
         "A program that is the agent: it finds the policy at OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the row as "
-        "JSON on its standard input; it prints the reward as its last line, or sends it to /rl/set_reward.",
+        "JSON on its standard input; it prints the reward as its last line: a number, or "
+        '{"reward": ...}.',
         needs_consent=bool,
     )
     kwargs: dict[str, Any] = key({}, "Further arguments of the agent, or of its class.")
+    rewards_over_http: bool = key(
+        False,
+        "For `command`: the row has `reward_key`, with which the program may send rewards to /rl/set_reward. A "
+        "function of `path` that has the argument `reward_key` gets it there.",
+    )
     default_agent_loop: str | None = key(
         None,
         "The agent loop of rows without a column `agent_name`: a name in `agent_loop_config_path`, or file.py:name of "

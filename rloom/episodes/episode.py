@@ -36,6 +36,7 @@ class Node:
     rewritten: bool = False  # begins a branch: the chat template wrote the past in another way
     shown: tuple[Message, ...] | None = None  # the messages as an agent has them, if it has others
     experts_PMK: Tensor | None = None  # if sampled and routing is replayed: of all tokens of the path
+    request: int = 0  # if sampled: the number of its request; answers may finish in another order
 
 
 @dataclass
@@ -50,9 +51,26 @@ class Episode:
         self.nodes[index] = replace(self.nodes[index], **changed)
 
     @property
-    def size(self) -> int:
-        """Tokens of all branches; those that several share count once."""
-        return sum(len(node.tokens_L) for node in self.nodes)
+    def turns(self) -> list[int]:
+        """The sampled nodes in the order of their requests."""
+        sampled = [index for index, node in enumerate(self.nodes) if node.sampled]
+        return sorted(sampled, key=lambda index: self.nodes[index].request)
+
+    def answered(self, leaf: int | None = None) -> set[int]:
+        """The nodes before answers, the answers, and the path to `leaf`."""
+        found = set[int]() if leaf is None else set(self.path(leaf))
+        for index in range(len(self.nodes) - 1, -1, -1):  # a node comes after its parent
+            node = self.nodes[index]
+            if node.sampled or index in found:
+                found |= {index} if node.parent is None else {index, node.parent}
+        return found
+
+    def without_unanswered(self) -> "Episode":
+        """Without messages that no answer follows: nothing of them is trained, and no reward reads them."""
+        kept = sorted(self.answered())
+        place = {index: number for number, index in enumerate(kept)}
+        nodes = [self.nodes[index] for index in kept]
+        return Episode([replace(node, parent=None if node.parent is None else place[node.parent]) for node in nodes])
 
     def tokens(self, leaf: int) -> list[int]:
         """Of the path to this node."""
@@ -73,7 +91,7 @@ class Episode:
         return [index for index in range(len(self.nodes)) if index not in parents]
 
     def branches(self) -> "Iterator[Branch]":
-        """Every path from the first message to a leaf. A sampled node on several paths is trained in the first.
+        """Every path from the first message to a last answer. A sampled node on several paths is trained in the first.
 
         An episode that ended before the first answer is one branch without turns.
         """
@@ -88,27 +106,21 @@ class Episode:
 
     def branch(self, path: Sequence[int], trained: Set[int]) -> "Branch":
         turns: list[Turn] = []
-        rewards: list[tuple[int, float]] = []
         logprobs, start = list[Tensor](), 0
-        experts_LMK: Tensor | None = None
-        finished = False
+        finished, experts_LMK = False, None
         for index in path:
             node = self.nodes[index]
             stop = start + len(node.tokens_L)
             if index in trained:
                 turns.append(Turn(start, stop, node.version))
-                if node.reward is not None:
-                    rewards.append((stop - 1, node.reward))
             if node.sampled:
                 finished, experts_LMK = node.finished, node.experts_PMK
             own = node.logprobs_L if index in trained else None
             logprobs.append(torch.zeros(stop - start) if own is None else own)
             start = stop
-        if experts_LMK is not None and len(experts_LMK) < start:  # of tokens behind the last answer
-            unknown = experts_LMK.new_full((start - len(experts_LMK), *experts_LMK.shape[1:]), -1)
-            experts_LMK = torch.cat([experts_LMK, unknown])
         tokens_L = torch.cat([self.nodes[index].tokens_L for index in path])
-        return Branch(tokens_L, torch.cat(logprobs), tuple(turns), tuple(rewards), finished, experts_LMK, tuple(path))
+        own_turns = tuple(index for index in path if index in trained)
+        return Branch(tokens_L, torch.cat(logprobs), tuple(turns), own_turns, finished, experts_LMK, tuple(path))
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,7 @@ class Branch:
     tokens_L: Tensor
     logprobs_L: Tensor  # 0 outside the turns
     turns: tuple[Turn, ...]
-    rewards: tuple[tuple[int, float], ...]  # (index of the token, reward) of turns that have one
+    trained: tuple[int, ...]  # nodes of the turns
     finished: bool
     experts_LMK: Tensor | None
     nodes: tuple[int, ...]  # of the episode, from its first message

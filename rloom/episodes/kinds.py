@@ -47,6 +47,9 @@ class EpisodeKind:
     includes: tuple[str, ...] = ()  # kinds whose keys it reads itself; both may be set
     # (config) raises ConfigError, before torch is imported: such as a file that does not exist
     check: Reference | None = None
+    # (config, driver, rows), once the user's code is loaded: raises ConfigError, or DataError for a row that names what
+    # does not exist. `rows`: prompts by the key of their files
+    check_loaded: Reference | None = None
     # without another reward in the configuration, the score is the reward that its episodes have; False: the rules' one
     rewards: bool = True
 
@@ -88,7 +91,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         title="an agent",
         build="rloom.launch.episodes:agent_driver",
         keys=(f"{AGENT}.path", f"{AGENT}.command"),
-        reads=(f"{AGENT}.kwargs", f"{AGENT}.port", f"{MULTI_TURN}.tool_timeout_s"),
+        reads=(f"{AGENT}.kwargs", f"{AGENT}.port", f"{AGENT}.rewards_over_http", f"{MULTI_TURN}.tool_timeout_s"),
         check="rloom.launch.early_checks:check_agent",
         or_rules=True,
     ),
@@ -99,6 +102,8 @@ KINDS: Mapping[str, EpisodeKind] = {
         only_beside=(ONE_TURN, WITH_TOOLS),  # alone, they are answers of one turn
         reads=TOOL_KEYS,
         includes=("tools",),
+        check="rloom.launch.early_checks:check_agent_loops",
+        check_loaded="rloom.launch.episodes:check_agent_names",
         or_rules=True,
     ),
 }

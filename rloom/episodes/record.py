@@ -27,7 +27,8 @@ class Ending(Enum):
     NO_ANSWER = "environment timeout"
     EXITED = "environment exited"  # its process
     WRONG_REPLY = "wrong reply"
-    REFUSED = "messages refused"  # by the chat template, or too long before the first answer
+    REFUSED = "messages refused"  # by the chat template
+    PROMPT = "prompt limit"  # too long before the first answer: the episode has no score
 
     @property
     def metric(self) -> str:
@@ -60,42 +61,80 @@ class EpisodeRecord:
 
     @property
     def turns(self) -> int:
-        return sum(node.sampled for node in self.episode.nodes)
+        return len(self.episode.turns)
+
+    @property
+    def no_score(self) -> str | None:
+        """Why the episode has no score, whatever the rewards give."""
+        if self.failure is not None:
+            return f"the environment failed: {self.failure}"
+        if self.ending.at_limit and self.at_limit == "fail":
+            return f"the episode ended at a limit: {self.ending.value}"
+        return None
+
+    @property
+    def last_path(self) -> list[int]:
+        """The nodes up to the answer to the last request. Concurrent answers may have finished in another order."""
+        turns = self.episode.turns
+        return self.episode.path(turns[-1] if turns else len(self.episode.nodes) - 1)
+
+    @property
+    def answer(self) -> Node | None:
+        """The answer to the last request, which rules score."""
+        node = self.episode.nodes[self.last_path[-1]]
+        return node if node.sampled else None
 
     @property
     def messages(self) -> list[Message]:
-        """Of the last branch."""
+        """Of the branch that ends with the answer to the last request."""
+        return [message for index in self.last_path for message in self.episode.nodes[index].messages]
+
+    @property
+    def prompt(self) -> Node:
+        """The first messages of that branch. One that the chat template rewrote begins with its whole past: then those
+        of the branch before."""
         nodes = self.episode.nodes
-        return [message for index in self.episode.path(len(nodes) - 1) for message in nodes[index].messages]
+        root = nodes[self.last_path[0]]
+        begun = [node for node in nodes if node.parent is None and not node.rewritten]
+        before = [node for node in begun if node.messages == root.messages[: len(node.messages)]]
+        return max(before, key=lambda node: len(node.messages), default=root) if root.rewritten else root
 
     @property
     def after_prompt(self) -> tuple[int, ...]:
-        """The tokens after the first prompt, in the last branch."""
-        last = len(self.episode.nodes) - 1
-        tokens, first = self.episode.tokens(last), self.episode.nodes[0].tokens_L.tolist()
-        if tokens[: len(first)] != first:  # the branch begins in another way
-            first = self.episode.nodes[self.episode.path(last)[0]].tokens_L.tolist()
-        return tuple(tokens[len(first) :])
+        """The tokens after the prompt, in the last branch."""
+        nodes, path, prompt = self.episode.nodes, self.last_path, self.prompt
+        tokens, root = self.episode.tokens(path[-1]), nodes[path[0]]
+        shared = common_prefix(tokens, prompt.tokens_L.tolist())
+        # the past may be written with other marks before its first answer than the prompt, not with another prompt
+        asked = message_text(prompt.messages[-1]).strip() if prompt.messages else ""
+        end = prompt.conversation.text.rfind(asked) + len(asked)
+        same = root is prompt or prompt.conversation.text[:end] == root.conversation.text[:end]
+        return tuple(tokens[shared if same else len(root.tokens_L) :])
 
     @property
     def text(self) -> str:
         """What the policy wrote."""
-        return "\n".join(node.messages[0]["content"] for node in self.episode.nodes if node.sampled)
+        return "\n".join(self.episode.nodes[index].messages[0]["content"] for index in self.episode.turns)
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens are equal from the beginning on."""
+    different = (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    return next(different, min(len(first), len(second)))
 
 
 def episode_sample(prompt: Prompt, record: EpisodeRecord, text: str) -> Sample:
     """As a reward receives it: the response is the last turn. `text`: of the tokens after the prompt."""
-    episode = record.episode
-    first, answers = episode.nodes[0], [node for node in episode.nodes if node.sampled]
+    first, answer = record.prompt, record.answer
     return Sample(
         data_source=prompt.data_source,
         prompt=first.conversation.text,
-        response=str(answers[-1].messages[0]["content"]) if answers else "",
+        response="" if answer is None else str(answer.messages[0]["content"]),
         ground_truth=prompt.ground_truth,
         extra_info=prompt.extra_info,
         messages=first.messages,
         prompt_tokens=tuple(first.tokens_L.tolist()),
-        response_tokens=tuple(answers[-1].tokens_L.tolist()) if answers else (),
+        response_tokens=() if answer is None else tuple(answer.tokens_L.tolist()),
         columns=prompt.columns,
         episode=SampledEpisode(
             tuple(map(with_calls, record.messages[len(first.messages) :])),
@@ -111,7 +150,7 @@ def episode_sample(prompt: Prompt, record: EpisodeRecord, text: str) -> Sample:
 def episode_info(record: EpisodeRecord) -> dict[str, Any]:
     """What a function finds in `extra_info` beside the row's own."""
     nodes = record.episode.nodes
-    answers = [node for node in nodes if node.sampled]
+    answers = [nodes[index] for index in record.episode.turns]
     return {
         "messages": record.messages,
         "final_answer": str(answers[-1].messages[0]["content"]) if answers else "",
@@ -142,14 +181,10 @@ def episode_trajectories(
 
     Rewards of turns are placed where they were given, and the rest of the score at the end.
     """
-    at_limit = record.at_limit if record.ending.at_limit else "score"
-    if record.failure is not None:
-        score = Score.failed(f"the environment failed: {record.failure}")
-    elif at_limit == "fail":
-        score = Score.failed(f"the episode ended at a limit: {record.ending.value}")
+    if record.no_score is not None:
+        score = Score.failed(record.no_score)
     branches = list(record.episode.branches())
     summary = episode_summary(record, branches)
-    placed = tuple((place, turn_weight * reward) for place, reward in branches[0].rewards) if score.ok else ()
     return [
         Trajectory(
             prompt=prompt,
@@ -162,12 +197,32 @@ def episode_trajectories(
             text=record.text,
             episode=summary,
             branch=number,
-            turn_rewards=placed if len(branches) == 1 else (),
+            turn_rewards=turn_rewards(record.episode, branch, turn_weight) if score.ok else (),
             experts_LMK=branch.experts_LMK,
-            in_loss=at_limit != "mask",
+            in_loss=not (record.ending.at_limit and record.at_limit == "mask"),
         )
         for number, branch in enumerate(branches)
     ]
+
+
+def turn_rewards(episode: Episode, branch: Branch, weight: float) -> tuple[tuple[int, float], ...]:
+    """(index of a token, part of the score) such that, without a discount, the return of each token of the branch is
+    the sum of the rewards from its turn to the end of the episode, whatever other branches the turns between are in.
+
+    A turn has its reward and those of later turns of other branches, up to the next turn of its own branch. What
+    follows the last turn of the branch is in the rest of the score, at its last token. What turns before the branch
+    were given is at its first token, which is not sampled: it is not in the rewards of this branch.
+    """
+    ends = {index: turn.stop - 1 for index, turn in zip(branch.trained, branch.turns, strict=True)}
+    placed: dict[int, float] = {}
+    place = 0
+    for index in episode.turns:
+        place, reward = ends.pop(index, place), episode.nodes[index].reward
+        if reward is not None:
+            placed[place] = placed.get(place, 0.0) + weight * reward
+        if not ends:
+            break
+    return tuple(placed.items())
 
 
 def episode_summary(record: EpisodeRecord, branches: Sequence[Branch]) -> EpisodeSummary:
@@ -195,7 +250,7 @@ def episode_summary(record: EpisodeRecord, branches: Sequence[Branch]) -> Episod
 
 def episode_steps(nodes: Sequence[Node], branch: Branch) -> tuple[EpisodeStep, ...]:
     steps: list[EpisodeStep] = []
-    trained, start = {turn.start for turn in branch.turns}, 0
+    start = 0
     for place, index in enumerate(branch.nodes):
         node, stop = nodes[index], start + len(nodes[index].tokens_L)
         after = nodes[branch.nodes[place + 1]].messages if place + 1 < len(branch.nodes) else ()
@@ -205,7 +260,7 @@ def episode_steps(nodes: Sequence[Node], branch: Branch) -> tuple[EpisodeStep, .
                 start=start,
                 stop=stop,
                 messages=tuple((str(one.get("role", "")), message_text(one)) for one in node.messages),
-                trained=node.sampled and start in trained,
+                trained=index in branch.trained,
                 version=node.version,
                 finished=node.finished,
                 seconds=node.seconds,

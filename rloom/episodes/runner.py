@@ -5,24 +5,32 @@ puts completions there, so tools run while other episodes decode.
 """
 
 import asyncio
+import hashlib
 import threading
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple, Protocol
 
+import torch
+
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, ToolSchema
+from rloom.episodes.episode import Episode, Node
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, RunningEnvironment
 from rloom.episodes.record import Ending, EpisodeRecord
+from rloom.episodes.template import RenderedConversation
 from rloom.episodes.writer import EpisodeWriter, Texts
 from rloom.errors import DataError
 from rloom.net.loop import EventLoop
-from rloom.rollout.base import Completion, EndedConversation, Request, Sampling
+from rloom.rollout.base import CancelledRequest, Completion, EndedConversation, Request, Sampling, StreamItem
 from rloom.types import Prompt
 
+STOP_CHECK_TOKENS = 64  # an answer that a text may end is generated in pieces of so many tokens
 IDLE_S = 0.5  # the engines' thread waits at most so long for the next request when they have none
 
 
@@ -33,7 +41,7 @@ class EpisodeRow:
     row: int
     share: int
     prompt: Prompt
-    seed: Callable[[int], int]  # of each turn
+    seed: Callable[[int], int]  # of a request by its number, see `request_number`; 0: the first one
 
 
 class PendingRequest(NamedTuple):
@@ -50,7 +58,8 @@ class Turns:
         """`episodes`: the share of each."""
         self.changed = threading.Condition()
         self.queued: list[deque[PendingRequest]] = [deque() for _ in range(shares)]
-        self.ended: list[list[EndedConversation]] = [[] for _ in range(shares)]  # that the engine does not know of
+        # what no longer needs the engine, which does not know it yet
+        self.ended: list[list[EndedConversation | CancelledRequest]] = [[] for _ in range(shares)]
         self.sent = [0] * shares  # requests
         self.unfinished: list[dict[int, PendingRequest]] = [{} for _ in range(shares)]  # those sent, by their index
         self.finished: deque[tuple[int, EpisodeRecord]] = deque()  # (row, episode)
@@ -62,7 +71,20 @@ class Turns:
         with self.changed:
             self.queued[share].append(pending)
             self.changed.notify()
-        return await asyncio.wrap_future(pending.answer)
+        try:
+            return await asyncio.wrap_future(pending.answer)
+        except asyncio.CancelledError:
+            self.cancel(share, pending)
+            raise
+
+    def cancel(self, share: int, pending: PendingRequest) -> None:
+        """The engine ends a request that it was sent; one that is queued is not sent."""
+        with self.changed:
+            sent = [index for index, one in self.unfinished[share].items() if one is pending]
+            for index in sent:
+                del self.unfinished[share][index]
+                self.ended[share].append(CancelledRequest(index))
+            self.changed.notify()
 
     def end(self, share: int, row: int, record: EpisodeRecord) -> None:
         """Also of an episode whose last answer is still being generated: the engine cancels it."""
@@ -80,7 +102,7 @@ class Turns:
             self.error = error
             self.changed.notify()
 
-    def next_requests(self, share: int) -> list[Request | EndedConversation] | None:
+    def next_requests(self, share: int) -> list[StreamItem] | None:
         """Requests of the share's episodes, maybe none. None: all its episodes have ended."""
         with self.changed:
             if self.running[share]:
@@ -174,8 +196,6 @@ class EpisodeRunner:
             run.ending, run.failure = error.ending, str(error)
         except DataError as error:
             run.ending, run.failure = Ending.REFUSED, str(error)
-        if not run.writer.episode.nodes:  # it did not begin: a sample without turns
-            run.writer.begin(run.row.prompt.messages)
         return run.record()
 
 
@@ -204,6 +224,7 @@ class EnvironmentDriver:
         prompt, writer = run.row.prompt, run.writer
         messages = await environment.begin(prompt.columns, prompt.messages, run.row.seed(0))
         leaf = writer.begin(messages, self.tools if environment.tools is None else environment.tools)
+        run.first_request = tuple(writer.episode.tokens(leaf))
         while True:
             answer = await run.answer(leaf)
             began = time.monotonic()
@@ -233,7 +254,11 @@ class RunningEpisode:
         self, row: EpisodeRow, sampling: Sampling, turns: Turns, limits: EpisodeLimits, writer: EpisodeWriter
     ) -> None:
         self.row, self.sampling, self.turns, self.limits, self.writer = row, sampling, turns, limits, writer
+        writer.check = self.room
         self.answers = 0
+        self.requests = 0
+        self.drawn: dict[bytes, set[int]] = {}  # digest of a request's tokens -> numbers of its draws
+        self.first_request = row.prompt.tokens  # its first draw has the seed of an answer of one turn
         self.replies = 0  # of tools and of the environment
         self.prompt_tokens: int | None = None  # before the first answer
         self.ending = Ending.DONE
@@ -252,60 +277,88 @@ class RunningEpisode:
 
         `max_tokens` and `stops` are the agent's: an answer that ends there has not reached a limit of the episode.
         """
-        self.check_turns()
-        tokens = self.writer.episode.tokens(leaf)
-        self.check_prompt(len(tokens))
-        most, limit = self.budget(len(tokens)), self.token_limit(len(tokens))
-        if most <= 0:
-            raise LimitReached(limit)
+        most, limit = self.room(leaf)
         budget = most if max_tokens is None else min(most, max_tokens)
-        seed, self.answers = self.row.seed(self.answers), self.answers + 1
-        request = Request(tuple(tokens), replace(self.sampling, max_new_tokens=budget), seed, self.row.row)
+        tokens = tuple(self.writer.episode.tokens(leaf))
+        number = self.requests = self.requests + 1
         began = time.monotonic()
         self.generating += 1
         try:
-            completion = await self.turns.generate(self.row.share, request)
+            completion = await self.generate(tokens, budget, stops)
         finally:
             self.generating -= 1
             self.idle_since = time.monotonic()
+        self.answers += 1
         self.requested_tokens += len(tokens)
         self.reused_tokens += completion.reused_tokens
-        node = self.writer.answer(leaf, completion, time.monotonic() - began, stops)
+        node = self.writer.answer(leaf, completion, time.monotonic() - began, stops, number)
         if not self.writer.episode.nodes[node].finished and budget == most:
             raise LimitReached(limit, node)
         return node
 
-    def budget(self, tokens: int) -> int:
-        """Tokens that the next answer may have, after a branch of so many."""
-        return min(self.budgets(tokens).values())
-
-    def token_limit(self, tokens: int) -> Ending:
-        """Which limit the next answer reaches first."""
-        budgets = self.budgets(tokens)
-        return min(budgets, key=budgets.__getitem__)
-
-    def budgets(self, tokens: int) -> dict[Ending, int]:
-        limits, used = self.limits, self.writer.episode.size
-        if self.prompt_tokens is None:
-            self.prompt_tokens = tokens
-        branch = min(limits.response_tokens, limits.response_tokens - (tokens - self.prompt_tokens))
-        found = {Ending.TOKENS: branch}
-        if limits.episode_tokens is not None:
-            found[Ending.EPISODE_TOKENS] = limits.episode_tokens - (used - self.prompt_tokens)
-        if limits.turn_tokens is not None:
-            found[Ending.TURN_TOKENS] = limits.turn_tokens
+    async def generate(self, tokens: tuple[int, ...], budget: int, stops: Sequence[str]) -> Completion:
+        """In pieces, if a text may end it: engines know no stop texts, and would generate up to the limit."""
+        if not stops:
+            return await self.draw(tokens, budget)
+        found = await self.draw(tokens, min(budget, STOP_CHECK_TOKENS))
+        while not found.finished and len(found.tokens_L) < budget and not self.writer.stopped(found, stops):
+            size = min(budget - len(found.tokens_L), STOP_CHECK_TOKENS)
+            found = joined(found, await self.draw((*tokens, *found.tokens_L.tolist()), size))
         return found
+
+    async def draw(self, tokens: tuple[int, ...], max_tokens: int) -> Completion:
+        """One request. Equal ones have different numbers; one that nobody waits for any more returns its number."""
+        digest = hashlib.blake2b(array("q", tokens), digest_size=16).digest()
+        taken = self.drawn.setdefault(digest, set())
+        number = next(one for one in count() if one not in taken)
+        taken.add(number)
+        is_first = number == 0 and tokens == self.first_request
+        seed = self.row.seed(0 if is_first else request_number(digest, number))
+        request = Request(tokens, replace(self.sampling, max_new_tokens=max_tokens), seed, self.row.row)
+        try:
+            completion = await self.turns.generate(self.row.share, request)
+        except asyncio.CancelledError:
+            taken.discard(number)
+            raise
+        if not len(completion.tokens_L):
+            raise EnvironmentFailed("the rollout engine returned an answer without tokens")
+        return completion
+
+    def room(self, leaf: int | None, added: int = 0) -> tuple[int, Ending]:
+        """How many tokens an answer may have after this node and so many further tokens, and which limit is the first.
+
+        LimitReached: it may have none. EnvironmentFailed: the first prompt is too long.
+        """
+        self.check_turns()
+        nodes, limits = self.writer.episode.nodes, self.limits
+        path = [] if leaf is None else self.writer.episode.path(leaf)
+        tokens = sum(len(nodes[index].tokens_L) for index in path) + added
+        self.check_prompt(tokens)
+        longest_prompt = tokens if self.prompt_tokens is None else self.prompt_tokens
+        left = {Ending.TOKENS: limits.response_tokens - max(0, tokens - longest_prompt)}
+        if limits.episode_tokens is not None:
+            known = sorted(self.writer.episode.answered(leaf))
+            used = [len(nodes[index].tokens_L) for index in known] + [added]  # the first prompt is not counted
+            left[Ending.EPISODE_TOKENS] = limits.episode_tokens - sum(used[1:])
+        if limits.turn_tokens is not None:
+            left[Ending.TURN_TOKENS] = limits.turn_tokens
+        ending = min(left, key=left.__getitem__)
+        if left[ending] <= 0:
+            raise LimitReached(ending)
+        self.prompt_tokens = longest_prompt
+        return left[ending], ending
 
     def check_prompt(self, tokens: int) -> None:
         longest = self.limits.prompt_tokens
         if self.prompt_tokens is None and longest is not None and tokens > longest:
-            raise DataError(
+            raise EnvironmentFailed(
                 f"the first prompt has {tokens} tokens, with tools and what the environment added, more than "
-                f"data.max_prompt_length={longest}; raise it"
+                f"data.max_prompt_length={longest}; raise it",
+                Ending.PROMPT,
             )
 
     def check_turns(self) -> None:
-        if self.limits.turns is not None and self.answers >= self.limits.turns:
+        if self.limits.turns is not None and self.answers + self.generating >= self.limits.turns:
             raise LimitReached(Ending.TURNS)
 
     def check_replies(self) -> None:
@@ -315,12 +368,17 @@ class RunningEpisode:
         self.replies += 1
 
     def record(self) -> EpisodeRecord:
+        """An episode without an answer has no score, whatever it was given: nothing of it can be trained."""
         writer = self.writer
+        episode, failure = writer.episode.without_unanswered(), self.failure
+        if not episode.nodes:
+            episode = Episode([prompt_node(self.row.prompt, self.limits.prompt_tokens)])
+            failure = failure or f"the episode has no answer, it ended before the first ({self.ending.value})"
         return EpisodeRecord(
-            writer.episode,
+            episode,
             self.ending,
             self.reward,
-            self.failure,
+            failure,
             writer.rewritten,
             writer.branched,
             self.environment_seconds,
@@ -330,3 +388,25 @@ class RunningEpisode:
             self.reused_tokens,
             self.report,
         )
+
+
+def request_number(digest: bytes, draw: int) -> int:
+    """A request by its tokens and by how many equal ones there are: the same whenever it arrives beside others."""
+    found = hashlib.blake2b(digest + draw.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(found, "little")
+
+
+def joined(first: Completion, rest: Completion) -> Completion:
+    """An answer and its continuation, whose request began with the tokens of the first."""
+    return replace(
+        rest,
+        tokens_L=torch.cat([first.tokens_L, rest.tokens_L]),
+        logprobs_L=torch.cat([first.logprobs_L, rest.logprobs_L]),
+        reused_tokens=first.reused_tokens,
+    )
+
+
+def prompt_node(prompt: Prompt, max_tokens: int | None) -> Node:
+    """What is recorded of an episode without an answer: the row's prompt, which every model can read."""
+    conversation = RenderedConversation(tuple(prompt.messages), (), prompt.text)
+    return Node(None, tuple(prompt.messages), torch.tensor(prompt.tokens[:max_tokens], dtype=torch.int64), conversation)

@@ -7,9 +7,10 @@ generated after the recorded tokens. Requests may run at the same time.
 import asyncio
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rloom.episodes.base import ToolSchema
@@ -19,11 +20,16 @@ from rloom.episodes.runner import LimitReached, RunningEpisode
 from rloom.episodes.template import as_tool_call, readable
 from rloom.episodes.tool_calls import AUTO, parse_tool_calls, split_reasoning, without_calls
 from rloom.episodes.writer import calls_of
+from rloom.errors import DataError
 from rloom.types import Message
 
 ENDED = 65536  # sessions whose end is remembered
-# counts of one episode's requests: refused ones, answers that no client received, ignored sampling parameters
-REFUSED, DROPPED, IGNORED = "refused_requests", "dropped_answers", "ignored_sampling"
+MOST_OPEN = 256  # answers that an agent may wait for at a time
+# counts of one episode, a metric each: refused requests, answers that no client received, requests with ignored
+# sampling parameters, rewards that were sent over HTTP, and 1 for an agent that ended without an answer or a reward
+REFUSED, DROPPED, IGNORED, OVER_HTTP = "refused_requests", "dropped_answers", "ignored_sampling", "rewards_over_http"
+WITHOUT_ANSWER, WITHOUT_REWARD = "without_answer", "without_reward"
+COUNTS = (REFUSED, DROPPED, IGNORED, OVER_HTTP, WITHOUT_ANSWER, WITHOUT_REWARD)
 
 
 @dataclass(frozen=True)
@@ -50,17 +56,21 @@ class EpisodeEnded(Exception):
 
 
 class AgentSession:
-    """One episode. `id` is a part of the agent's address, `key` its API key: either names the session."""
+    """One episode. `id` is a part of the agent's address, `key` its API key: either names the session.
+
+    `reward_key` allows to set rewards. Programs that the policy wrote may find the other two in their environment.
+    """
 
     def __init__(self, run: RunningEpisode) -> None:
         self.run = run
-        self.id, self.key = secrets.token_hex(16), f"rloom-{secrets.token_hex(16)}"
+        self.id, self.key, self.reward_key = secrets.token_hex(16), new_id("rloom"), new_id("rloom-reward")
         self.nodes: dict[str, int] = {}  # id of an answer -> its node
         self.instructed: set[str] = set()  # answers to requests whose first message belongs to them alone
         self.closed = False
-        self._given: dict[str | None, float] = {}  # rewards: of answers, and of the episode (None)
+        self.rewards: dict[str | None, float] = {}  # of answers, and of the episode (None)
         self._requests: set[asyncio.Task[object]] = set()
-        run.counts.update(dict.fromkeys((REFUSED, DROPPED, IGNORED), 0))
+        self._limits_reached = 0  # times
+        run.counts.update(dict.fromkeys(COUNTS, 0))
 
     async def chat(
         self,
@@ -77,26 +87,21 @@ class AgentSession:
         Cancelled, it records no answer.
         """
         self.check_open()
-        run, writer = self.run, self.run.writer
-        leaf = writer.read(messages, tools)
+        if len(self._requests) >= MOST_OPEN:
+            raise DataError(f"the agent waits for {MOST_OPEN} answers already; ask for fewer at a time")
+        writer = self.run.writer
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
         try:
-            node = await run.answer(leaf, max_tokens, stops)
-            run.ending = Ending.DONE  # an agent may go on after a limit, with a shorter history
-        except LimitReached as reached:
-            run.ending = reached.ending
-            if reached.answer is None:
-                raise
-            node = reached.answer
+            leaf, node = await self.generate(partial(writer.read, messages, tools), max_tokens, stops)
         except asyncio.CancelledError:
             self.check_open()
-            run.counts[DROPPED] += 1
+            self.run.counts[DROPPED] += 1
             raise
         finally:
             self._requests.discard(task)
-        name = f"{self.id}-{node}"
+        name = new_id("answer")
         self.nodes[name] = node
         answer = readable(writer.episode.nodes[node].conversation.messages[-1])
         made = sum(len(calls_of(message)) for message in writer.heard(leaf))
@@ -104,14 +109,50 @@ class AgentSession:
         writer.episode.replace(node, shown=(shown,))
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
 
+    async def generate(
+        self, read: Callable[[], int], max_tokens: int | None, stops: Sequence[str] = ()
+    ) -> tuple[int, int]:
+        """`read` records what the agent sent, and returns its node. Returns this node and that of the answer, which may
+        be cut short. LimitReached: there is none.
+
+        An agent may go on after a limit, with a shorter history: an answer to a request that was sent after the limit
+        was reached makes the ending DONE. One that was generated meanwhile does not, whichever ends first.
+        """
+        run, before = self.run, self._limits_reached
+        try:
+            leaf = read()
+            node = await run.answer(leaf, max_tokens, stops)
+        except LimitReached as reached:
+            self._limits_reached += 1
+            run.ending = reached.ending
+            if reached.answer is None:
+                raise
+            return leaf, reached.answer
+        if before == self._limits_reached:
+            run.ending = Ending.DONE
+        return leaf, node
+
+    def drop(self, answers: Iterable[AgentAnswer]) -> None:
+        """Answers that the client did not get. They stay as text; nothing of them is trained."""
+        for answer in answers:
+            self.run.counts[DROPPED] += 1
+            self.run.writer.episode.replace(self.nodes.pop(answer.id), sampled=False, logprobs_L=None)
+
     def set_reward(self, reward: float, answer: str | None = None) -> None:
         """Of the episode, or of one answer, placed at its last token; a later one replaces it. The reward of the
         episode is the sum. KeyError: there is no such answer."""
         self.check_open()
         if answer is not None:
             self.run.writer.episode.replace(self.nodes[answer], reward=reward)
-        self._given[answer] = reward
-        self.run.reward = sum(self._given.values())
+        self.rewards[answer] = reward
+        self.run.reward = sum(self.rewards.values())
+
+    def remove_rewards(self) -> None:
+        for answer in self.rewards:
+            if answer is not None:
+                self.run.writer.episode.replace(self.nodes[answer], reward=None)
+        self.rewards.clear()
+        self.run.reward = None
 
     def check_open(self) -> None:
         if self.closed:
@@ -131,6 +172,11 @@ class AgentSession:
         self.run.counts[DROPPED] += len(self._requests)
         for request in self._requests:
             request.cancel()
+
+
+def new_id(kind: str) -> str:
+    """Random: what the policy wrote can guess none."""
+    return f"{kind}-{secrets.token_hex(16)}"
 
 
 def shown_message(
@@ -177,14 +223,18 @@ class Sessions:
         """Requests that arrive after the end are refused."""
         session = AgentSession(run)
         run.prompt_tokens = self.prompt_tokens
-        self.by_id[session.id] = self.by_key[session.key] = session
+        keys = session.key, session.reward_key
+        self.by_id[session.id] = session
+        self.by_key |= dict.fromkeys(keys, session)
         try:
             yield session
         finally:
             session.close()
-            del self.by_id[session.id], self.by_key[session.key]
-            self.ended |= dict.fromkeys((session.id, session.key), run.ending)
-            while len(self.ended) > 2 * ENDED:
+            del self.by_id[session.id]
+            for key in keys:
+                del self.by_key[key]
+            self.ended |= dict.fromkeys((session.id, *keys), run.ending)
+            while len(self.ended) > 3 * ENDED:
                 del self.ended[next(iter(self.ended))]
 
     def find(self, id: str | None, key: str | None) -> AgentSession | None:

@@ -12,11 +12,12 @@ the list of tools. Then nothing can be added, and the caller starts a new branch
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from rloom.data.chat import Tokenizer, render_chat, tokenize
@@ -25,6 +26,7 @@ from rloom.episodes.tool_calls import parse_tool_calls, without_calls
 from rloom.errors import DataError
 from rloom.types import Message
 
+log = logging.getLogger(__name__)
 PROBE = "Probe7Q"  # a text that no template changes
 # written before an answer and read as a part of its text: the tag of a model that always reasons
 OPENING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
@@ -58,6 +60,7 @@ class TurnTemplate:
     tokenizer: Tokenizer
     custom_chat_template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template, without its tools
+    special_texts: frozenset[str] = frozenset()  # of tokens that only the template and the policy may write
 
     @property
     def source(self) -> str:
@@ -114,8 +117,31 @@ class TurnTemplate:
 
     def render_plain(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
         variables = {**self.variables, "tools": list(tools)} if tools else self.variables
-        read = list(map(readable, messages))
+        read = list(map(readable, self.without_special_texts(messages)))
         return render_chat(read, self.tokenizer, self.custom_chat_template, variables=variables)
+
+    def without_special_texts(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Special tokens in the texts of tools and environments are written with a space: as tokens, a page that a tool
+        reads could end its message and begin one of the assistant. The first prompt is the run's own, and an answer has
+        the tokens that the policy sampled."""
+        found, follows = list[Message](), False
+        for message in messages:
+            follows = follows or message["role"] == "assistant"
+            others = message["role"] == "tool" or (follows and message["role"] != "assistant")
+            found.append(self.without_special_text(message) if others and self.special_texts else message)
+        return found
+
+    def without_special_text(self, message: Message) -> Message:
+        read = {key: self.special.sub(broken, value) for key, value in message.items() if isinstance(value, str)}
+        if all(message[key] == value for key, value in read.items()):
+            return message
+        warn_of_special_texts()
+        return {**message, **read}
+
+    @cached_property
+    def special(self) -> re.Pattern[str]:
+        longest_first = sorted(self.special_texts, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)))
 
     @cached_property
     def closing(self) -> str:
@@ -159,6 +185,18 @@ class TurnTemplate:
             if len(before) == 1 and whole[:1] == before:
                 return whole[1:]
         return tokenize([text], self.tokenizer)[0]
+
+
+def broken(special: re.Match[str]) -> str:
+    return f"{special[0][0]} {special[0][1:]}"
+
+
+@cache
+def warn_of_special_texts() -> None:
+    log.warning(
+        "A tool or an environment returned a special token of the model, such as its end of a turn, as text. It is "
+        "written with a space, so that it is no control token"
+    )
 
 
 def opening_of(past: RenderedConversation) -> str:

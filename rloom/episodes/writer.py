@@ -34,13 +34,14 @@ class EpisodeWriter:
     episode: Episode = field(default_factory=Episode)
     rewritten: int = 0  # times the chat template wrote the past in another way, which began a branch
     branched: int = 0  # times an agent changed its history, which began a branch
+    # called with (parent, tokens) before messages are added; it raises an error if no answer may follow them
+    check: Callable[[int | None, int], object] = lambda parent, tokens: None
     compared: dict[int, list[Any]] = field(default_factory=dict)  # node -> what identifies its messages
 
     def begin(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
         """A branch from its first message. Returns the node."""
         added = self.texts.template.start(messages, tools)
-        tokens_L = torch.tensor(added.tokens, dtype=torch.int64)
-        return self.episode.add(Node(None, tuple(messages), tokens_L, added.conversation))
+        return self.add_tokens(None, messages, added.tokens, added.conversation)
 
     def add(self, parent: int, messages: Sequence[Message], seconds: float = 0.0) -> int:
         """Messages after an answer. Returns the node, which begins a branch if the template rewrites the past."""
@@ -52,8 +53,20 @@ class EpisodeWriter:
             heard = (*self.heard(parent), *messages)
             self.episode.replace(node, rewritten=True, seconds=seconds, shown=heard)
             return node
-        tokens_L = torch.tensor(added.tokens, dtype=torch.int64)
-        return self.episode.add(Node(parent, tuple(messages), tokens_L, added.conversation, seconds=seconds))
+        return self.add_tokens(parent, messages, added.tokens, added.conversation, seconds)
+
+    def add_tokens(
+        self,
+        parent: int | None,
+        messages: Sequence[Message],
+        tokens: Sequence[int],
+        conversation: RenderedConversation,
+        seconds: float = 0.0,
+    ) -> int:
+        """Messages that were not sampled. Returns the node. What `check` refuses leaves nothing behind."""
+        self.check(parent, len(tokens))
+        tokens_L = torch.tensor(tokens, dtype=torch.int64)
+        return self.episode.add(Node(parent, tuple(messages), tokens_L, conversation, seconds=seconds))
 
     def read(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> int:
         """The node after which the next answer of this conversation is generated. What an agent sends is the whole
@@ -101,14 +114,24 @@ class EpisodeWriter:
                 best, length = index, end
         if best is not None and length == len(tokens):
             return best
-        self.branched += best is None and bool(self.episode.nodes)
-        return self.episode.add(Node(best, (), given_L[length:], RenderedConversation((), (), "")))
+        nodes = self.episode.nodes
+        begins = bool(nodes) if best is None else any(node.parent == best for node in nodes)
+        added = self.add_tokens(best, (), tokens[length:], RenderedConversation((), (), ""))
+        self.branched += begins
+        return added
 
-    def answer(self, parent: int, completion: Completion, seconds: float = 0.0, stops: Sequence[str] = ()) -> int:
+    def answer(
+        self,
+        parent: int,
+        completion: Completion,
+        seconds: float = 0.0,
+        stops: Sequence[str] = (),
+        request: int = 0,
+    ) -> int:
         """An answer of the policy. Returns its node.
 
         `stops`: texts that end an answer. The tokens behind the first one are dropped: the rest is what an engine that
-        ends there samples.
+        ends there samples. `request`: the number of the request.
         """
         stopped = self.stopped(completion, stops)
         completion = stopped or completion
@@ -131,6 +154,7 @@ class EpisodeWriter:
                 stop=stop,
                 seconds=seconds,
                 experts_PMK=completion.experts_LMK,
+                request=request,
             )
         )
 

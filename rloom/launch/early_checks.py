@@ -17,6 +17,8 @@ from rloom.config.sections import RolloutSection
 from rloom.console import announce
 from rloom.engines.kinds import StrategyKind
 from rloom.environments.kinds import MULTI_TURN
+from rloom.episodes.agents.by_tokens import DEFAULT_KEY, read_loops
+from rloom.episodes.agents.process import command_words
 from rloom.episodes.kinds import AGENT, ENVIRONMENT_KEY, environment_reference, episode_kind
 from rloom.errors import ConfigError, ModelError
 from rloom.extras import TRACKERS, install_command
@@ -280,8 +282,25 @@ def check_agent(config: Config) -> None:
         raise ConfigError(f"{AGENT}.path={keys.path} and {AGENT}.command={keys.command}: each is an agent; keep one")
     if keys.path is not None:
         check_reference(f"{AGENT}.path", keys.path)
-    elif keys.kwargs:
+        if keys.rewards_over_http:
+            raise ConfigError(
+                f"{AGENT}.rewards_over_http=True is for {AGENT}.command: a function of {AGENT}.path gets `reward_key` "
+                "as an argument; remove it"
+            )
+        return
+    assert keys.command is not None
+    command_words(keys.command)
+    if keys.kwargs:
         raise ConfigError(f"{AGENT}.kwargs={keys.kwargs}: a program has none; write them into {AGENT}.command")
+
+
+def check_agent_loops(config: Config) -> None:
+    keys = config.actor_rollout_ref.rollout.agent
+    if keys.agent_loop_config_path is not None:
+        read_loops(str(expand(keys.agent_loop_config_path)))
+    if keys.default_agent_loop is not None and ":" in keys.default_agent_loop:
+        check_reference(DEFAULT_KEY, keys.default_agent_loop)
+    check_tool_files(config)
 
 
 def model_sources(config: Config, *, critic: bool) -> Iterator[ModelSource]:

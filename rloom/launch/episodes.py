@@ -1,5 +1,6 @@
 """The environments and agents of a run, from its configuration."""
 
+import logging
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -12,20 +13,23 @@ from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
+from rloom.episodes.base import EnvironmentSetup, EpisodeLimits, ToolSchema
 from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
-from rloom.errors import ConfigError
+from rloom.errors import ConfigError, DataError
 from rloom.launch.rewards import rules
 from rloom.plugins import referenced
 from rloom.rewards.base import Reward, ScoringUnit
-from rloom.types import Sample, SampleGroup, Score
+from rloom.types import Message, Prompt, Sample, SampleGroup, Score
 
 if TYPE_CHECKING:  # it imports uvicorn, which other runs need not load
     from rloom.episodes.agents.driver import AgentDriver, AgentLoopDriver
+
+
+log = logging.getLogger(__name__)
 
 
 class EnvironmentReward:
@@ -36,6 +40,7 @@ class EnvironmentReward:
     def __init__(self, otherwise: Reward | None = None) -> None:
         """`otherwise`: scores the episodes that have none."""
         self.otherwise = otherwise
+        self.has_said = False  # which reward scores
 
     async def score(self, groups: Sequence[SampleGroup]) -> list[list[Score]]:
         scores = [[score_of(sample) for sample in group] for group in groups]
@@ -44,10 +49,19 @@ class EnvironmentReward:
         for group, found in zip(groups, scores, strict=True):
             without = [place for place, sample in enumerate(group) if sample.episode and sample.episode.reward is None]
             if without:
+                self.say_rules()
                 [further] = await self.otherwise.score([tuple(group[place] for place in without)])
                 for place, score in zip(without, further, strict=True):
                     found[place] = score
         return scores
+
+    def say_rules(self) -> None:
+        if not self.has_said:
+            self.has_said = True
+            log.warning(
+                "Note: the agent gave no reward; the rule of the data source scores such episodes. "
+                "agent/without_reward counts them"
+            )
 
     def check(self) -> None:
         if self.otherwise is not None:
@@ -99,7 +113,19 @@ def environment_driver(
         keys.format,
     )
     pool = EnvironmentPool(setup, keys.max_environments)
-    return EnvironmentDriver(pool, pool.load())
+    tools = pool.load()
+    warn_of_unwritten_tools(texts.template, tools)
+    return EnvironmentDriver(pool, tools)
+
+
+def warn_of_unwritten_tools(template: TurnTemplate, tools: Sequence[ToolSchema]) -> None:
+    question: list[Message] = [{"role": "user", "content": "?"}]
+    if tools and template.render(question, tools) == template.render(question):
+        names = ", ".join(str(tool["function"]["name"]) for tool in tools)
+        log.warning(
+            f"Note: the chat template does not write the list of tools ({names}): the policy is not told of them. "
+            "Describe them in the prompts, or set actor_rollout_ref.model.custom_chat_template to one that does"
+        )
 
 
 def file_of(path: str | None) -> str | None:
@@ -112,6 +138,7 @@ def agent_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "AgentD
         path=keys.path,
         command=keys.command,
         kwargs=keys.kwargs,
+        rewards_over_http=keys.rewards_over_http,
         config=verl_config(config),
         tokenizer=pickled_tokenizer(texts),
     )
@@ -134,15 +161,26 @@ def agent_loop_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "A
     if has_tools := KINDS["tools"].is_set(config):
         own[WITH_TOOLS] = referenced(KINDS["tools"].build)(config, texts, limits)
     default = default or (WITH_TOOLS if has_tools else ONE_TURN)
-    known = [*own, *(() if agents is None else agents.loops)]
     driver = AgentLoopDriver(agents, own, default)
-    if default not in known:
+    if default not in driver.names:
         driver.close()
         raise ConfigError(
             f"{AGENT}.default_agent_loop={default}: there is no such agent loop; there are "
-            f"{', '.join(known)}. List yours in agent_loop_config_path, or name its class as file.py:name"
+            f"{', '.join(driver.names)}. List yours in agent_loop_config_path, or name its class as file.py:name"
         )
     return driver
+
+
+def check_agent_names(config: Config, driver: "AgentLoopDriver", rows: Mapping[str, Sequence[Prompt]]) -> None:
+    """The column `agent_name` of each row."""
+    for key, prompts in rows.items():
+        for prompt in prompts:
+            name = prompt.columns.get("agent_name")
+            if name and name not in driver.names:
+                raise DataError(
+                    f"{key}, row {prompt.index} (counting from 0): the row has agent_name={name!r}; the agent loops "
+                    f"are {', '.join(driver.names)}. List yours in {AGENT}.agent_loop_config_path"
+                )
 
 
 def opened(config: Config, texts: Texts, setup: AgentSetup) -> "AgentDriver":
@@ -189,6 +227,11 @@ def verl_config(config: Config) -> dict[str, Any]:
     return found
 
 
+def special_texts(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """Of tokens that mark turns. Tags such as <think> are tokens of some models, too, which any text may have."""
+    return frozenset(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+
+
 def marked_decoder(tokenizer: PreTrainedTokenizerBase, template: str) -> Callable[[Sequence[int]], str]:
     """Text with the special tokens that the chat template writes, such as the marks of a call; without others."""
     added = tokenizer.added_tokens_decoder.items()
@@ -210,14 +253,20 @@ class SingleTokenTexts(dict[int, str]):
 
 @contextmanager
 def open_episodes(
-    config: Config, tokenizer: PreTrainedTokenizerBase, objects: bytes | None = None
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    objects: bytes | None = None,
+    rows: Mapping[str, Sequence[Prompt]] | None = None,
 ) -> Iterator[EpisodeRunner | None]:
-    """None: answers have one turn. `objects`: what the calling program gave in place of files."""
+    """None: answers have one turn. `objects`: what the calling program gave in place of files; `rows`: the data by
+    their key."""
     kind = episode_kind(config)
     if kind is None:
         yield None
         return
-    template = TurnTemplate(tokenizer, config.actor_rollout_ref.model.custom_chat_template)
+    template = TurnTemplate(
+        tokenizer, config.actor_rollout_ref.model.custom_chat_template, special_texts=special_texts(tokenizer)
+    )
     texts = Texts(
         template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
@@ -229,6 +278,8 @@ def open_episodes(
     given = {} if objects is None else {"objects": objects}
     driver: Driver = referenced(kind.build)(config, texts, limits, **given)
     with closing(EpisodeRunner(driver, texts, limits)) as runner:
+        if rows is not None and kind.check_loaded is not None:
+            referenced(kind.check_loaded)(config, driver, rows)
         yield runner
 
 

@@ -9,12 +9,12 @@ import re
 import resource
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rloom.batch import Batch, TrainBatch, episode_returns, sum_by_episode
+from rloom.batch import Batch, TrainBatch, sample_returns, sum_by_episode
 from rloom.types import Score
 
 # Dense bf16 FLOP/s by a word in the device's name; the first match is used.
@@ -57,7 +57,7 @@ def batch_metrics(
     """
     loss_mask_T, counted_N = batch.loss_mask_T, batch.counted_N
     response_N = sum_by_episode(_sum_by_sample(batch, batch.mask_T.double()), batch)[counted_N]
-    reward_N = episode_returns(_sum_by_sample(batch, rewards_T.double()), batch.score_N + penalty_N, batch)
+    reward_N = sample_returns(replace(batch, score_N=batch.score_N + penalty_N), rewards_T)
     valid_N = batch.valid_N & counted_N
     metrics = {
         **_spread_with_std("critic/score", batch.score_N[valid_N]),
@@ -97,20 +97,24 @@ def equal_groups(batch: Batch) -> dict[str, float]:
 def repetition(batch: Batch) -> dict[str, float]:
     """`rollout/repetition`: share of the groups of four tokens that occurred before in the same answer.
 
-    Mean over at most 64 answers, of the last 512 tokens of each: loops are at the end.
+    Mean over at most 64 answers, of the last 512 tokens of each: loops are at the end. An episode is one answer, and no
+    group reaches over the end of a turn.
     """
-    rows = torch.arange(0, len(batch), max(1, -(-len(batch) // REPETITION_ANSWERS)))
-    part = batch.select(rows)
-    token_T, sample_T = part.tokens_T[part.mask_T], part.sample_T[part.mask_T]
+    first_N = batch.counted_N.nonzero().squeeze(1)
+    some_N = first_N[:: max(1, -(-len(first_N) // REPETITION_ANSWERS))]
+    chosen_N = torch.zeros_like(batch.length_N).index_fill(0, some_N, 1)
+    part = batch.select((sum_by_episode(chosen_N, batch) > 0).nonzero().squeeze(1))
+    place_T = part.mask_T.nonzero().squeeze(1)
+    token_T, sample_T = part.tokens_T[place_T], part.episode_T[place_T]
     count_N = sample_T.bincount(minlength=len(part))
-    place_T = torch.arange(len(sample_T)) - (count_N.cumsum(0) - count_N)[sample_T]
-    late_T = place_T >= (count_N - REPETITION_TOKENS)[sample_T]
-    token_T, sample_T = token_T[late_T], sample_T[late_T]
+    number_T = torch.arange(len(sample_T)) - (count_N.cumsum(0) - count_N)[sample_T]
+    late_T = number_T >= (count_N - REPETITION_TOKENS)[sample_T]
+    token_T, sample_T, place_T = token_T[late_T], sample_T[late_T], place_T[late_T]
     gram_T = torch.zeros_like(token_T[FOUR - 1 :])
     for start in range(FOUR):  # a hash modulo 2^64: equal groups have equal numbers
         gram_T = gram_T * HASH_FACTOR + token_T[start : len(token_T) - FOUR + 1 + start]
     sample_G = sample_T[FOUR - 1 :]
-    inside_G = sample_T[: len(sample_G)] == sample_G
+    inside_G = (sample_T[: len(sample_G)] == sample_G) & (place_T[FOUR - 1 :] - place_T[: len(sample_G)] == FOUR - 1)
     total_N = sample_G[inside_G].bincount(minlength=len(part))
     if not total_N.any():
         return {}

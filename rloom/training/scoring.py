@@ -44,6 +44,11 @@ class PendingAnswer:
     text: str
     places: Sequence[ScoreIndex]  # one for each part of the reward
 
+    @property
+    def may_score(self) -> bool:
+        """False: an episode that has no score, whatever the rewards give."""
+        return not isinstance(self.answer, EpisodeRecord) or self.answer.no_score is None
+
     def trajectories(self, score: Score, turn_weight: float) -> list[Trajectory]:
         """One; of an episode whose past was rewritten, several. `turn_weight`: of rewards of turns in the score."""
         if isinstance(self.answer, EpisodeRecord):
@@ -82,7 +87,7 @@ class PendingTrajectories:
             rows.append([results[id(place.scores)][place.group][place.member] for place in answer.places])
             progress(done, len(self.answers))
         if update_moments:
-            self.reward.update(rows)
+            self.reward.update([row for answer, row in zip(self.answers, rows, strict=True) if answer.may_score])
         scores = map(self.reward.combine, rows)
         found = zip(self.answers, scores, strict=True)
         weight = self.reward.turn_weight

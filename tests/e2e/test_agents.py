@@ -20,6 +20,17 @@ def agent(base_url, row, **kwargs):
         messages += [{"role": "user", "content": "+"}]
     return 0.25
 """
+ON_ANTHROPIC = """
+from anthropic import Anthropic
+
+
+def agent(base_url, row, **kwargs):
+    messages = list(row["prompt"])
+    for _ in range(2):
+        found = Anthropic().messages.create(model="policy", messages=messages, max_tokens=8)
+        messages += [{"role": "assistant", "content": found.content}, {"role": "user", "content": "+"}]
+    return {"reward": 0.25}
+"""
 LOOP = """
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
@@ -70,11 +81,12 @@ SECTION = "actor_rollout_ref.rollout.agent"
     ("key", "text"),
     [
         ("path={}:agent", FUNCTION),
+        ("path={}:agent", ON_ANTHROPIC),
         ("default_agent_loop={}:Loop", LOOP),
         ("path={}:AgentExecutor", EXECUTOR),
         (f"command={sys.executable} {{}}", PROGRAM),
     ],
-    ids=["function", "loop", "executor", "program"],
+    ids=["openai", "anthropic", "loop", "executor", "program"],
 )
 def test_an_agent_trains(tmp_path: Path, key: str, text: str) -> None:
     directory, file = tmp_path / "run", tmp_path / "agents.py"
@@ -85,5 +97,5 @@ def test_an_agent_trains(tmp_path: Path, key: str, text: str) -> None:
     assert len(steps) == 2
     for step in steps:
         assert (step["critic/score/mean"], step["reward/failed"]) == (0.25, 0)
-        assert 1 <= step["episode/turns/mean"] <= 2
+        assert 1 <= step["episode/turns/mean"] <= 2 and step["episode/branched"] == 0
     assert not same(weights(directory, 1), weights(directory, 2))

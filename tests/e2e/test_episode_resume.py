@@ -9,10 +9,20 @@ import pytest
 
 from tests.e2e.runs import fork, records, same, train, weights
 
-ENVIRONMENT = textwrap.dedent(
+GAME = textwrap.dedent(
     """
     import os, random, time
     from pathlib import Path
+
+    from openai import OpenAI
+
+    def turn(folder):
+        with open(folder / "calls", "ab") as file:
+            file.write(b"x")
+        block = folder / "block"  # holds a number of calls
+        while block.exists() and (folder / "calls").stat().st_size > int(block.read_text()):
+            (folder / "blocked").touch()
+            time.sleep(0.05)
 
     class Game:
         def __init__(self, folder):
@@ -22,16 +32,21 @@ ENVIRONMENT = textwrap.dedent(
             self.number, self.left = random.randint(1, 9), 3
 
         def step(self, text):
-            with open(self.folder / "calls", "ab") as file:
-                file.write(b"x")
-            block = self.folder / "block"  # holds a number of calls
-            while block.exists() and (self.folder / "calls").stat().st_size > int(block.read_text()):
-                (self.folder / "blocked").touch()
-                time.sleep(0.05)
+            turn(self.folder)
             self.left -= 1
             return "+", float(str(self.number) in text), self.left == 0
+
+    def agent(base_url, row, folder, **kwargs):
+        messages, texts = list(row["prompt"]), []
+        for _ in range(3):
+            found = OpenAI().chat.completions.create(model="policy", messages=messages, max_tokens=8)
+            texts.append(found.choices[0].message.content or "")
+            messages += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": "+"}]
+            turn(Path(folder))
+        return len("".join(texts)) % 5 / 4
     """
 )
+SECTION = "actor_rollout_ref.rollout"
 NOT_COMPARED = (
     "timing",
     "time/",
@@ -54,16 +69,28 @@ def computed(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(tmp_path: Path, workers: int) -> None:
+ENVIRONMENT = (("multi_turn.environment={}:Game", "multi_turn.environment_kwargs.folder={}"), 24)
+AGENT = (("agent.path={}:agent", "agent.kwargs.folder={}"), 96)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tokens", "workers"),
+    [
+        pytest.param(*ENVIRONMENT, 1, marks=pytest.mark.long, id="environment"),
+        pytest.param(*ENVIRONMENT, 2, id="environment, two workers"),
+        pytest.param(*AGENT, 1, id="agent"),
+    ],
+)
+def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(
+    tmp_path: Path, keys: tuple[str, str], tokens: int, workers: int
+) -> None:
     file = tmp_path / "game.py"
-    file.write_text(ENVIRONMENT)
-    section = "actor_rollout_ref.rollout.multi_turn"
+    file.write_text(GAME)
     overrides = (
-        f"{section}.environment={file}:Game",
-        f"{section}.environment_kwargs.folder={tmp_path}",
-        f"{section}.tool_timeout_s=600",
-        "data.max_response_length=24",
+        f"{SECTION}.{keys[0].format(file)}",
+        f"{SECTION}.{keys[1].format(tmp_path)}",
+        f"{SECTION}.multi_turn.tool_timeout_s=600",
+        f"data.max_response_length={tokens}",
         "algorithm.adv_estimator=rloo",
         f"trainer.n_gpus_per_node={workers}",
     )

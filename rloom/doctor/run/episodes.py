@@ -121,6 +121,13 @@ def steps_time_out(history: History) -> Support:
     return f"episode/ended/environment_timeout: {share:.1%} of the episodes of the last steps"
 
 
+def agents_ask_nothing(history: History) -> Support:
+    share, failed = late(history, "agent/without_answer"), late(history, "episode/failed")
+    if not share or share < 0.5 * failed:
+        return share > 0
+    return f"agent/without_answer: {share:.1%} of the episodes of the last steps"
+
+
 ENVIRONMENTS = Fault(
     "environment_failures",
     Severity.WARNING,
@@ -134,6 +141,11 @@ ENVIRONMENTS = Fault(
             f"a step takes longer than {TURNS}.tool_timeout_s",
             steps_time_out,
             lambda history: doubled(history, f"{TURNS}.tool_timeout_s", "time for a slow step"),
+        ),
+        Cause(
+            "the agent returns without an answer of the policy",
+            agents_ask_nothing,
+            lambda history: ["send the agent's requests to base_url (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)"],
         ),
     ),
     ("episode/failed",),

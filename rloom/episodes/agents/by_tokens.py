@@ -17,7 +17,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rloom.episodes.agents.process import ANSWER, ASK, AgentSetup, LoadedAgent, Task, TokenAnswer, number
+from rloom.episodes.agents.process import (
+    ANSWER,
+    ASK,
+    AgentFailed,
+    AgentSetup,
+    LoadedAgent,
+    Task,
+    TokenAnswer,
+    number,
+)
 from rloom.episodes.kinds import AGENT
 from rloom.episodes.stand_ins.openrlhf import MultiTurnAgentExecutor
 from rloom.episodes.stand_ins.verl_agent_loops import AGENT_LOOPS, DictConfigWrap, TokenOutput
@@ -40,6 +49,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "ignore_eos": (False,),
 }
+OUTPUT_FIELDS = {"prompt_ids", "response_ids", "response_mask", "reward_score"}
 _LENGTH = struct.Struct("!Q")
 
 
@@ -160,8 +170,13 @@ def loop_runner(setup: AgentSetup, loops: Mapping[str, Loop]) -> Callable[[socke
             **{name: value for name, value in task.row.items() if name != "agent_name"},
             "raw_prompt": [dict(message) for message in task.messages],
         }
-        found = await instance.run(sampling, **row)
+        found = await awaited(instance, instance.run(sampling, **row))
         outputs = list(found) if isinstance(found, list | tuple) else [found]
+        for output in outputs:
+            if not {*dir(output)} >= OUTPUT_FIELDS:
+                raise AgentFailed(
+                    f"run of {type(instance).__name__} returned {repr(output)[:100]}; return an AgentLoopOutput"
+                )
         rewards = [output.reward_score for output in outputs]
         return {
             "outputs": [
@@ -173,6 +188,12 @@ def loop_runner(setup: AgentSetup, loops: Mapping[str, Loop]) -> Callable[[socke
     return partial(run_with_policy, agent)
 
 
+async def awaited(instance: Any, found: Any) -> Any:
+    if not inspect.isawaitable(found):
+        raise AgentFailed(f"run of {type(instance).__name__} is not asynchronous; write `async def run`")
+    return await found
+
+
 def mask_of(output: Any) -> list[int]:
     mask = [int(one) for one in output.response_mask]
     if len(mask) != len(output.response_ids):
@@ -182,23 +203,33 @@ def mask_of(output: Any) -> list[int]:
 
 def listed_loops(place: str) -> dict[str, Loop]:
     """[{name, _target_, further arguments}], as verl has it."""
-    file = Path(place).expanduser()
+    add_folder_of(place)
+    sys.path.append(os.getcwd())  # verl's own commands are run where their modules are found
+    loops: dict[str, Loop] = {}
+    for entry in read_loops(place):
+        name, target = entry.pop("name"), entry.pop("_target_")
+        loops[name] = Loop(load_listed(LOOPS_KEY, place, "_target_", target), entry)
+    return loops
+
+
+def read_loops(place: str) -> list[dict[str, Any]]:
+    """The entries of a YAML file that lists agent loops, each with `name` and `_target_`."""
+    file = Path(place)
     if not file.is_file():
         raise ConfigError(f"{LOOPS_KEY}={place}: {file.absolute()} does not exist; give a YAML file")
-    add_folder_of(str(file))
-    sys.path.append(os.getcwd())  # verl's own commands are run where their modules are found
+    form = "it is a list of `- name: NAME` with `_target_: module.Class`"
     try:
         entries: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-        named = {entry["name"]: dict(entry) for entry in entries}
-        targets = {name: entry.pop("_target_") for name, entry in named.items()}
-    except Exception as error:  # of the file's text, or of its form
-        raise ConfigError(
-            f"{LOOPS_KEY}={place} cannot be read ({type_and_message(error)}); it is a list of "
-            "`- name: NAME` with `_target_: module.Class`"
-        ) from error
-    return {
-        name: Loop(load_listed(LOOPS_KEY, place, "_target_", target), named[name]) for name, target in targets.items()
-    }
+    except Exception as error:  # of the file's text
+        raise ConfigError(f"{LOOPS_KEY}={place} cannot be read ({type_and_message(error)}); {form}") from error
+    if not isinstance(entries, list):
+        raise ConfigError(f"{LOOPS_KEY}={place} has a {type(entries).__name__}; {form}")
+    for place_of, entry in enumerate(entries, start=1):
+        missing = [name for name in ("name", "_target_") if not isinstance(entry, dict) or name not in entry]
+        if missing:
+            has = ", ".join(map(str, entry)) if isinstance(entry, dict) else repr(entry)
+            raise ConfigError(f"{LOOPS_KEY}={place}: entry {place_of} has no {missing[0]}; it has {has}: {form}")
+    return entries
 
 
 def registered_loops() -> dict[str, Loop]:

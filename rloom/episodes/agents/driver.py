@@ -1,6 +1,7 @@
 """Episodes whose agents ask for their answers: at a URL, or with tokens over the connection of their process."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,20 +10,29 @@ from typing import Any
 import torch
 
 from rloom.episodes.agents.outputs import episode_of
-from rloom.episodes.agents.process import ANSWER, ASK, FAILED, RESULT, RUN, Task, TokenAnswer
+from rloom.episodes.agents.process import (
+    ANSWER,
+    ASK,
+    FAILED,
+    RESULT,
+    RETURNS,
+    RUN,
+    UNREAD,
+    Task,
+    TokenAnswer,
+    number,
+)
 from rloom.episodes.episode import Node
 from rloom.episodes.gateway.server import Gateway
-from rloom.episodes.kinds import AGENT
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool, EnvironmentProcess, WrongReply
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
-from rloom.episodes.session import AgentSession, Sessions
+from rloom.episodes.session import MOST_OPEN, REFUSED, WITHOUT_ANSWER, WITHOUT_REWARD, AgentSession, Sessions
 from rloom.episodes.template import RenderedConversation
-from rloom.errors import ConfigError
 from rloom.types import plain_text
 
 EPISODE_S = 3600.0  # of an agent's episode without a limit of its own: an agent may begin a new history for ever
-MOST_QUESTIONS = 256  # that an agent may have open at a time
+log = logging.getLogger(__name__)
 NO_FORM = "the agent's process sent what its agent cannot have returned"
 
 
@@ -41,6 +51,7 @@ class AgentDriver:
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.max_prompt)
         self.starting = asyncio.Lock()
+        self.said: set[str] = set()  # warnings
 
     async def run(self, run: RunningEpisode, loop: str = "") -> None:
         began = time.monotonic()
@@ -51,7 +62,7 @@ class AgentDriver:
                 run.idle_since = time.monotonic()
                 try:
                     async with asyncio.timeout(run.limits.episode_s or EPISODE_S):
-                        found = await self.converse(run, process, self.task(run, session, loop))
+                        found = await self.converse(session, process, self.task(run, session, loop))
                 except TimeoutError:
                     run.ending = Ending.TIME
                 except EnvironmentFailed:
@@ -86,14 +97,15 @@ class AgentDriver:
             max_length=self.max_prompt + run.limits.response_tokens,
             base_url=self.gateway.session_url(session) if self.by_url else "",
             api_key=session.key,
+            reward_key=session.reward_key,
             loop=loop,
         )
 
-    async def converse(self, run: RunningEpisode, process: EnvironmentProcess, task: Task) -> Any:
-        """TokenAnswer the agent's questions, until its result."""
+    async def converse(self, session: AgentSession, process: EnvironmentProcess, task: Task) -> Any:
+        """Answer the agent's questions, until its result."""
         await process.send((RUN, task))
         received = asyncio.create_task(process.receive())
-        pending: set[asyncio.Task[Any]] = {received, asyncio.create_task(end_idle(run))}
+        pending: set[asyncio.Task[Any]] = {received, asyncio.create_task(end_idle(session.run))}
         try:
             while True:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -105,9 +117,9 @@ class AgentDriver:
                         raise EnvironmentFailed(plain_text(str(message[FAILED])))
                     if RESULT in message:
                         return message[RESULT]
-                    if len(pending) > MOST_QUESTIONS:
-                        raise EnvironmentFailed(f"the agent asked for more than {MOST_QUESTIONS} answers at a time")
-                    pending.add(asyncio.create_task(self.answer(run, process, message)))
+                    if len(pending) > MOST_OPEN:
+                        raise EnvironmentFailed(f"the agent asked for more than {MOST_OPEN} answers at a time")
+                    pending.add(asyncio.create_task(self.answer(session, process, message)))
                     received = asyncio.create_task(process.receive())
                     pending.add(received)
         finally:
@@ -115,22 +127,21 @@ class AgentDriver:
                 left.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def answer(self, run: RunningEpisode, process: EnvironmentProcess, message: Mapping[str, Any]) -> None:
+    async def answer(self, session: AgentSession, process: EnvironmentProcess, message: Mapping[str, Any]) -> None:
         number, tokens, max_tokens = self.question(message)
-        leaf = run.writer.read_tokens(tokens)
-        self.describe(run, leaf, tokens)
-        node: int | None
+        run = session.run
+
+        def read() -> int:
+            leaf = run.writer.read_tokens(tokens)
+            self.describe(run, leaf, tokens)
+            return leaf
+
         try:
-            node = await run.answer(leaf, max_tokens)
-            run.ending = Ending.DONE  # an agent may go on after a limit, with fewer tokens
-        except LimitReached as reached:
-            run.ending, node = reached.ending, reached.answer
-        if node is None:
-            given = TokenAnswer([], [], False)
-        else:
-            answer = run.writer.episode.nodes[node]
+            answer = run.writer.episode.nodes[(await session.generate(read, max_tokens))[1]]
             assert answer.logprobs_L is not None
             given = TokenAnswer(answer.tokens_L.tolist(), answer.logprobs_L.tolist(), answer.finished)
+        except LimitReached:
+            given = TokenAnswer([], [], False)
         await process.send((ANSWER, number, given))
 
     def describe(self, run: RunningEpisode, leaf: int, tokens: Sequence[int]) -> None:
@@ -158,21 +169,52 @@ class AgentDriver:
 
     def finish(self, run: RunningEpisode, session: AgentSession, found: Any) -> None:
         """The rewards that the agent returned, and the outputs of one that asks with tokens."""
+        self.check_answered(run)
         try:
             rewards = dict(found.get("rewards") or {})
             if found.get("reward") is not None:
                 rewards[None] = found["reward"]
+            if rewards and session.rewards:
+                self.say(
+                    "the agent returned a reward, and others were sent to /rl/set_reward for the same episode: those "
+                    "do not count. Return None where they should; agent/rewards_over_http counts them"
+                )
+                session.remove_rewards()
             for name, reward in rewards.items():
                 if name is not None and name not in session.nodes:
                     raise EnvironmentFailed(
-                        f"the agent returned a reward of {name[:80]!r}, which is none of its answers"
+                        f"the agent returned a reward of {name[:80]!r}, which is none of its answers; {RETURNS}"
                     )
-                session.set_reward(float(reward), name)
+                session.set_reward(number(reward), name)
+            if run.reward is None:
+                run.counts[WITHOUT_REWARD] += 1
+                if UNREAD in found:
+                    self.say(
+                        f"the last line of the agent's program gives no reward: {plain_text(str(found[UNREAD]))!r}; "
+                        'print a number or {"reward": ...}. Without one, the rule of the data source scores'
+                    )
             if not self.by_url:
                 outputs = [([*tokens], [*mask]) for tokens, mask in found["outputs"]]
                 run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise WrongReply(NO_FORM) from None
+
+    def check_answered(self, run: RunningEpisode) -> None:
+        """EnvironmentFailed: the agent has returned, and has got no answer. Its reward is not that of a sample."""
+        if run.ending is not Ending.DONE or any(node.sampled for node in run.writer.episode.nodes):
+            return
+        run.counts[WITHOUT_ANSWER] += 1
+        if refused := run.counts[REFUSED]:
+            raise EnvironmentFailed(f"the agent got no answer: {refused} of its requests were refused")
+        where = "base_url (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)" if self.by_url else "the policy that it is given"
+        raise EnvironmentFailed(f"the agent asked for no answer; send its requests to {where}")
+
+    def say(self, sentence: str) -> None:
+        """Once, whatever the values in it."""
+        kind = sentence.partition(":")[0]
+        if kind not in self.said:
+            self.said.add(kind)
+            log.warning(sentence)
 
     async def end(self) -> None:
         if self.gateway.url:
@@ -225,16 +267,17 @@ class AgentLoopDriver:
         name = run.row.prompt.columns.get("agent_name") or self.default
         if self.agents is not None and name in self.agents.loops:
             return await self.agents.run(run, name)
-        if name not in self.own:
-            known = [*self.own, *(self.agents.loops if self.agents is not None else ())]
-            raise ConfigError(
-                f"agent_name={name!r} of row {run.row.prompt.index}: there is no such agent loop; there are "
-                f"{', '.join(known)}. List yours in {AGENT}.agent_loop_config_path"
-            )
+        if name not in self.own:  # of a row that was not in the files
+            raise EnvironmentFailed(f"agent_name={name!r}: the agent loops are {', '.join(self.names)}")
         await self.own[name].run(run)
         run.reward = (
             None  # the rules score it: rewards of tools are facts for reward functions, as in runs of tools alone
         )
+
+    @property
+    def names(self) -> list[str]:
+        """What rows may name."""
+        return [*self.own, *(self.agents.loops if self.agents is not None else ())]
 
     @property
     def drivers(self) -> list[Driver]:

@@ -5,7 +5,7 @@ after the same tokens: an agent that decodes an answer and encodes it again may 
 those of the record.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import groupby
 
@@ -17,15 +17,19 @@ Decode = Callable[[Sequence[int]], str]
 
 def episode_of(recorded: Episode, outputs: Sequence[tuple[list[int], list[int]]], decode: Decode) -> Episode:
     """The outputs, (tokens, mask) each, as the branches of an episode. What they share is shared; answers that are in
-    none of them are left out. EnvironmentFailed: a token with mask 1 was not sampled."""
+    none of them are left out. Of answers with the same tokens, each output gets one that no other has.
+    EnvironmentFailed: a token with mask 1 was not sampled."""
     if not outputs:
         raise EnvironmentFailed("the agent returned no output")
     built = Episode()
+    paths = {index: recorded.tokens(index) for index in range(len(recorded.nodes))}
+    used: set[int] = set()  # last nodes of outputs
     known: dict[tuple[int | None, int, int, int, bool], int] = {}
     for tokens, mask in outputs:
         if len(mask) != len(tokens):
             raise EnvironmentFailed(f"the agent returned {len(tokens)} tokens with {len(mask)} entries of their mask")
-        leaf, stop = sampled_leaf(recorded, tokens, mask)
+        leaf, stop = sampled_leaf(recorded, paths, used, tokens, mask)
+        used.add(leaf)
         parent: int | None = None
         start = 0
         for index in recorded.path(leaf):
@@ -42,13 +46,17 @@ def episode_of(recorded: Episode, outputs: Sequence[tuple[list[int], list[int]]]
     return built
 
 
-def sampled_leaf(recorded: Episode, tokens: Sequence[int], mask: Sequence[int]) -> tuple[int, int]:
-    """The node whose path the output is, and how many tokens it has up to the last one with mask 1."""
+def sampled_leaf(
+    recorded: Episode, paths: Mapping[int, list[int]], used: Set[int], tokens: Sequence[int], mask: Sequence[int]
+) -> tuple[int, int]:
+    """The node whose path the output is, and how many tokens it has up to the last one with mask 1.
+
+    `paths`: the tokens of each. `used`: taken only if there is no other.
+    """
     stop = max((place + 1 for place, one in enumerate(mask) if one), default=len(tokens))
-    paths = {index: recorded.tokens(index) for index in range(len(recorded.nodes))}
     if not paths:
         raise EnvironmentFailed("the agent returned tokens and had asked for no answer")
-    leaf = max(paths, key=lambda index: common(paths[index], tokens[:stop]))
+    leaf = max(paths, key=lambda index: (common(paths[index], tokens[:stop]), index not in used))
     equal = common(paths[leaf], tokens[:stop])
     sampled = [node.sampled for index in recorded.path(leaf) for node in [recorded.nodes[index]] for _ in node.tokens_L]
     wrong = (place for place in range(len(tokens)) if mask[place] and (place >= equal or not sampled[place]))

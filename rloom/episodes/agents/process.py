@@ -17,6 +17,7 @@ process → driver, as JSON: {"ask": [number, tokens, max_tokens]} any number of
 import asyncio
 import inspect
 import json
+import math
 import os
 import shlex
 import shutil
@@ -34,8 +35,10 @@ from rloom.types import Message
 
 RUN, ANSWER, ASK, RESULT, FAILED = "run", "answer", "ask", "result", "failed"
 PATH_KEY, COMMAND_KEY, KWARGS_KEY = f"{AGENT}.path", f"{AGENT}.command", f"{AGENT}.kwargs"
+UNREAD = "unread"  # of a result: the last line of a program that gives no reward
+SHELL = frozenset(("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1"))
 MOST_OUTPUT = 1 << 16  # bytes of a program's output that are kept, from its end
-RETURNS = "return a number, {'reward': ...}, {answer id: reward} or None"
+RETURNS = "return a finite number, {'reward': ...}, {'rewards': {answer id: ...}} or None"
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class AgentSetup:
     command: str | None = None
     loops: tuple[str, ...] = ()  # YAML files of agent loops, and file.py:name of one
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rewards_over_http: bool = False  # the row of a program has the reward key
     config: Mapping[str, Any] = field(default_factory=dict)  # of the run, as agent loops read it
     tokenizer: bytes = b""  # pickled
 
@@ -68,6 +72,7 @@ class Task:
     max_length: int  # of prompt and answers
     base_url: str = ""
     api_key: str = ""
+    reward_key: str = ""  # for /rl/set_reward
     loop: str = ""  # the name of the agent loop
 
     @property
@@ -111,17 +116,26 @@ class LoadedAgent:
 def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[socket.socket, Task], Any]:
     """Of a function, or of a class with `run(data, **extra)`."""
     is_class = inspect.isclass(found)
-    named = {"api_key": ""} if is_class else {"api_key": "", **setup.kwargs}
     called = vars(found).get("run") if is_class else found
     if called is None:
         raise ConfigError(
             f"{PATH_KEY}={setup.path} is a class without `run`; write `async def run(self, data, **extra)`"
         )
+    own = {} if is_class else setup.kwargs
     accepted = inspect.signature(called).parameters
-    if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in accepted.values()):
-        named = {name: value for name, value in named.items() if name in accepted or name != "api_key"}
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in accepted.values())
+
+    def given(task: Task) -> dict[str, Any]:
+        """Of what rloom gives: the arguments that it takes. The reward key only by its name."""
+        found: dict[str, Any] = {"api_key": task.api_key}
+        if is_class:
+            found |= {"base_url": f"{task.base_url}/v1", "http_client": None}
+        found = {name: value for name, value in found.items() if takes_all or name in accepted} | dict(own)
+        return found | {"reward_key": task.reward_key} if "reward_key" in accepted else found
+
+    nothing = Task({}, (), "", None, {}, 0, 0)
     try:
-        inspect.signature(called).bind(None, None, **({} if is_class else named))
+        inspect.signature(called).bind(None, None, **given(nothing))
     except TypeError as error:
         raise ConfigError(
             f"{PATH_KEY}={setup.path} has the signature {inspect.signature(called)} ({error}); write "
@@ -131,10 +145,8 @@ def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[s
     def run(task: Task) -> Any:
         os.environ.update(task.variables)
         if is_class:
-            extra = {"base_url": f"{task.base_url}/v1", "api_key": task.api_key, "http_client": None}
-            return call(found(**setup.kwargs).run, dict(task.row), **extra)
-        given = {**named, "api_key": task.api_key} if "api_key" in named else named
-        return call(found, f"{task.base_url}/v1", dict(task.row), **given)
+            return call(found(**setup.kwargs).run, dict(task.row), **given(task))
+        return call(found, f"{task.base_url}/v1", dict(task.row), **given(task))
 
     return lambda connection, task: as_result(run(task))
 
@@ -150,36 +162,65 @@ def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def as_result(found: Any) -> dict[str, Any]:
-    """What an agent returned: {"reward": ...}, {"rewards": {answer id: ...}}, or nothing."""
+    """What an agent returned: {"reward": ...}, {"rewards": {answer id: ...}}, both, or nothing."""
     try:
         if found is None:
             return {}
         if not isinstance(found, Mapping):
             return {"reward": number(found)}
-        if "reward" in found:
-            return {} if found["reward"] is None else {"reward": number(found["reward"])}
-        return {"rewards": {str(name): number(value) for name, value in found.items()}}
-    except (TypeError, ValueError, RuntimeError):
+        named = [found[name] for name in ("reward", "score") if name in found]
+        of_answers = found.get("rewards") if named or "rewards" in found else found
+        reward = next((one for one in named if one is not None), None)
+        result: dict[str, Any] = {} if reward is None else {"reward": number(reward)}
+        if of_answers:
+            result["rewards"] = {str(name): number(value) for name, value in of_answers.items()}
+        return result
+    except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError):
         raise AgentFailed(f"the agent returned {repr(found)[:100]}; {RETURNS}") from None
 
 
 def number(found: Any) -> float:
     """Of a number, or of a tensor or an array that has one. A text is none."""
     if isinstance(found, str | bytes):
-        raise TypeError
-    return float(found)
+        raise TypeError(f"{found[:100]!r} is not a number")
+    value = float(found)
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    return value
 
 
-def by_url_program(command: str) -> Callable[[socket.socket, Task], Any]:
-    parts = shlex.split(command)
-    if not parts or shutil.which(parts[0]) is None:
-        raise ConfigError(f"{COMMAND_KEY}={command}: there is no program {parts[0] if parts else ''!r}; give its path")
-    return lambda connection, task: run_command(parts, task)
+def by_url_program(command: str, rewards_over_http: bool) -> Callable[[socket.socket, Task], Any]:
+    words = command_words(command)
+
+    def run(connection: socket.socket, task: Task) -> dict[str, Any]:
+        # not in the environment, which programs that it starts inherit
+        return run_command(words, task, {"reward_key": task.reward_key} if rewards_over_http else {})
+
+    return run
 
 
-def run_command(command: list[str], task: Task) -> dict[str, Any]:
-    """The row is its standard input. Its last line says the reward."""
-    row = json.dumps(task.row, default=str).encode()
+def command_words(command: str) -> list[str]:
+    """The program and its arguments. ConfigError: it cannot be started."""
+    shell = f"No shell runs it; with one: {COMMAND_KEY}=\"bash -c '...'\""
+    try:
+        words, quoted = shlex.split(command), shlex.split(command, posix=False)
+    except ValueError as error:
+        raise ConfigError(f"{COMMAND_KEY}={command}: {error}; close it") from None
+    if operators := SHELL.intersection(quoted):
+        raise ConfigError(f"{COMMAND_KEY}={command}: {min(operators)!r} would be an argument of the program. {shell}")
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"{COMMAND_KEY}={command}: there is no program {words[0] if words else ''!r}; give its path. {shell}"
+        )
+    file = next((word for word in words[1:] if not word.startswith("-") or word in ("-c", "-m")), "")
+    if os.path.basename(words[0]).startswith("python") and file.endswith(".py") and not os.path.isfile(file):
+        raise ConfigError(f"{COMMAND_KEY}={command}: {os.path.abspath(file)} does not exist; correct the path")
+    return words
+
+
+def run_command(command: list[str], task: Task, extra: Mapping[str, str]) -> dict[str, Any]:
+    """The row and `extra` are its standard input. Its last line says the reward."""
+    row = json.dumps({**task.row, **extra}, default=str).encode()
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(command, env={**os.environ, **task.variables}, **pipes)
     assert process.stdin and process.stdout and process.stderr
@@ -199,13 +240,13 @@ def run_command(command: list[str], task: Task) -> dict[str, Any]:
 
 
 def reward_in(line: str) -> dict[str, Any]:
-    """A number, or JSON with "reward". Any other line says nothing."""
+    """A number, true, false, or JSON as a function returns it. Any other line gives no reward, and is shown once."""
     try:
-        found = json.loads(line)
+        found = json.loads(line.lower() if line in ("True", "False") else line)
     except ValueError:
-        return {}
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return as_result(found) if is_number or (isinstance(found, dict) and "reward" in found) else {}
+        found = None
+    has_reward = isinstance(found, dict) and not found.keys().isdisjoint(("reward", "rewards", "score"))
+    return as_result(found) if has_reward or isinstance(found, int | float) else {UNREAD: line}
 
 
 def read_tail(pipe: Any, kept: bytearray) -> None:

@@ -11,37 +11,45 @@ episodes.
 
 Each also below /sessions/ID. A request names its episode by this path or by the session's key (`Authorization: Bearer`
 or `x-api-key`). Both are 128 random bits: other users of the machine and web pages in a browser can reach the port, and
-know neither.
+know neither. /rl/set_reward takes the session's reward key alone, which is in no environment variable: programs that
+the policy wrote can inherit the other key.
 """
 
 import asyncio
+import errno
 import json
 import logging
 import re
+import resource
+import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rloom.episodes.agents.process import number
 from rloom.episodes.gateway.chat import ChatDialect
 from rloom.episodes.gateway.fields import Asked, Body, Dialect, Event, RefusedRequest, as_text, shown
 from rloom.episodes.gateway.messages import MessagesDialect
 from rloom.episodes.gateway.responses import ResponsesDialect
 from rloom.episodes.kinds import AGENT
-from rloom.episodes.pool import is_number
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached
-from rloom.episodes.session import IGNORED, REFUSED, AgentAnswer, AgentSession, EpisodeEnded, Sessions
+from rloom.episodes.session import IGNORED, OVER_HTTP, REFUSED, AgentAnswer, AgentSession, EpisodeEnded, Sessions
 from rloom.errors import ConfigError, DataError
 
 HOST = "127.0.0.1"
 MOST_BYTES = 32 * 2**20  # of a body
 MOST_DEPTH = 64  # of its JSON
+HEAD_S = 10.0  # in which a new connection has to name a session
 BODY_S = 60.0  # to receive a body
 IDLE_S = 600.0  # an unused connection is kept open: agents wait for their tools between requests
+MOST_UNNAMED = 1024  # connections that have named no session, and at most a quarter of the process's descriptors
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PATH = re.compile(r"(?:/sessions/(?P<id>[^/]+))?(?:/v1)*(?P<rest>/.*)")
 MODEL = "rloom"
 DIALECTS: dict[str, Dialect] = {
@@ -53,6 +61,10 @@ COUNT_TOKENS, MODELS, SET_REWARD = "/messages/count_tokens", "/models", "/rl/set
 NO_SESSION = (
     "the request names no running episode; send it to the address that the agent was given (.../sessions/ID/v1), or "
     "with the session's key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+)
+NO_REWARD_KEY = (
+    "rewards need the session's reward key as `Authorization: Bearer KEY`: a function gets it as its argument "
+    "`reward_key`, a program in the row with actor_rollout_ref.rollout.agent.rewards_over_http=True"
 )
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -141,12 +153,37 @@ def parse_body(whole: bytes) -> Body:
     return found
 
 
+class GatewayConnection(H11Protocol):
+    """A connection, which is closed if it does not name a session soon. Any process of the machine can open one."""
+
+    def __init__(self, unnamed: "dict[GatewayConnection, asyncio.TimerHandle]", **given: Any) -> None:
+        super().__init__(**given)
+        self.unnamed = unnamed
+        self.app_state = {"connection": self}  # the `state` of its requests
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # negative: without a limit
+        if len(self.unnamed) >= (min(MOST_UNNAMED, descriptors // 4) if descriptors > 0 else MOST_UNNAMED):
+            next(iter(self.unnamed)).transport.abort()  # the oldest: an agent's names its session at once
+        self.unnamed[self] = self.loop.call_later(HEAD_S, transport.abort)
+
+    def named(self) -> None:
+        if (timer := self.unnamed.pop(self, None)) is not None:
+            timer.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.named()
+        super().connection_lost(exc)
+
+
 class Gateway:
     """Serves the sessions of running episodes, in the event loop in which it is started."""
 
     def __init__(self) -> None:
         self.url = ""
-        self._said: set[str] = set()  # ignored fields that the log names
+        self.unnamed: dict[GatewayConnection, asyncio.TimerHandle] = {}  # connections that have named no session
+        self._said: set[str] = set()  # ignored fields and errors that the log names
 
     async def start(self, sessions: Sessions, port: int) -> None:
         """`port`: 0 for a free one."""
@@ -163,7 +200,7 @@ class Gateway:
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
-            http="h11",
+            http=partial(GatewayConnection, self.unnamed),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -174,6 +211,7 @@ class Gateway:
             timeout_keep_alive=int(IDLE_S),
         )
         config.load()
+        asyncio.get_running_loop().set_exception_handler(self._say_failed_accept)
         # startup without `serve`: no signal handlers, and no task that has to run all the time
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
@@ -202,14 +240,15 @@ class Gateway:
         session: AgentSession | None = None
         try:
             session = self._session(request)
+            scope["state"]["connection"].named()
             await self._answer(request, session, send)
         except ClientGone:
             return
         except Exception as error:
-            refused = refusal(error)
+            refused = self._refusal(error)
             if session is not None:
                 session.run.counts[REFUSED] += 1
-            await send_json(send, request.dialect.error(refused), refused.status)
+            await send_json(send, request.dialect.error(refused), refused.status, close=session is None)
 
     def _session(self, request: HttpRequest) -> AgentSession:
         found = self._sessions.find(request.session_id, request.key)
@@ -234,7 +273,7 @@ class Gateway:
         expect(method, "POST")
         body = await request.body()
         if path == SET_REWARD:
-            return await send_json(send, set_reward(session, body))
+            return await send_json(send, set_reward(session, request.key, body))
         dialect = DIALECTS[path.removesuffix("/count_tokens")]
         asked = dialect.read(body, session)
         session.check_length(asked.messages)
@@ -249,6 +288,28 @@ class Gateway:
         else:
             await send_json(send, dialect.answer(asked, answers, texts))
 
+    def _refusal(self, error: Exception) -> RefusedRequest:
+        found = refusal(error)
+        if found is not None:
+            return found
+        kind = type(error).__name__
+        if kind not in self._said:  # an agent can cause any number of them
+            self._said.add(kind)
+            log.warning(f"a request of an agent failed: {kind}: {error}")
+        return RefusedRequest(f"rloom failed: {kind}: {error}", status=500, code="internal_error")
+
+    def _say_failed_accept(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio reports each connection that it cannot accept, hundreds a second, with a traceback."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in NO_DESCRIPTORS:
+            return loop.default_exception_handler(context)
+        if "accept" not in self._said:
+            self._said.add("accept")
+            log.warning(
+                f"a connection of an agent waits: {error.strerror}; raise `ulimit -n`, or lower "
+                "actor_rollout_ref.rollout.multi_turn.max_environments"
+            )
+
     def _say_ignored(self, asked: Asked, session: AgentSession) -> None:
         if not asked.ignored:
             return
@@ -262,7 +323,7 @@ class Gateway:
 
 
 async def ask(asked: Asked, request: HttpRequest, session: AgentSession) -> list[AgentAnswer]:
-    """The answers. A client that goes away cancels them."""
+    """The answers. A client that goes away cancels them, and those that were generated are not trained."""
     chats = [
         session.chat(asked.messages, asked.tools, asked.max_tokens, stops=asked.stops, reads_calls=asked.reads_calls)
         for _ in range(asked.count)
@@ -272,15 +333,16 @@ async def ask(asked: Asked, request: HttpRequest, session: AgentSession) -> list
     everything = asyncio.gather(*work, return_exceptions=True)
     try:
         await asyncio.wait((everything, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not everything.done():
-            raise ClientGone
-        found = await everything
+        is_gone = gone.done()
     finally:
         gone.cancel()
-        everything.cancel()
-        with suppress(asyncio.CancelledError):
-            await everything
+        for one in work:
+            one.cancel()
+        found = await everything
     answers = [one for one in found if isinstance(one, AgentAnswer)]
+    if is_gone:
+        session.drop(answers)
+        raise ClientGone
     if asked.is_instructed:
         session.instructed.update(answer.id for answer in answers)
     if answers:
@@ -289,8 +351,8 @@ async def ask(asked: Asked, request: HttpRequest, session: AgentSession) -> list
     raise found[0]
 
 
-def refusal(error: Exception) -> RefusedRequest:
-    """Why there is no answer, as the client reads it."""
+def refusal(error: Exception) -> RefusedRequest | None:
+    """Why there is no answer, as the client reads it. None: an error of rloom."""
     if isinstance(error, RefusedRequest):
         return error
     if isinstance(error, LimitReached):
@@ -304,19 +366,25 @@ def refusal(error: Exception) -> RefusedRequest:
         return RefusedRequest(str(error), field="messages")
     if isinstance(error, EpisodeEnded):
         return RefusedRequest(str(error), status=410, code="episode_ended")
-    log.warning(f"a request of an agent failed: {type(error).__name__}: {error}")
-    return RefusedRequest(f"rloom failed: {type(error).__name__}: {error}", status=500, code="internal_error")
+    return None
 
 
-def set_reward(session: AgentSession, body: Body) -> dict[str, Any]:
+def set_reward(session: AgentSession, key: str | None, body: Body) -> dict[str, Any]:
+    if not secrets.compare_digest((key or "").encode(), session.reward_key.encode()):
+        raise RefusedRequest(NO_REWARD_KEY, status=403, code="no_reward_key")
     reward, answer = body.get("reward"), body.get("id")
-    if not is_number(reward):
-        raise RefusedRequest(f"{shown(reward)}; it must be a finite number", field="reward")
+    try:
+        if isinstance(reward, bool | str):
+            raise TypeError
+        value = number(reward)
+    except (TypeError, ValueError, OverflowError):
+        raise RefusedRequest(f"{shown(reward)[:80]}; it must be a finite number", field="reward") from None
     if answer is not None and as_text(answer, "id") not in session.nodes:
         raise RefusedRequest(
             f"{answer[:80]!r}; this session has no such answer", field="id", status=404, code="not_found"
         )
-    session.set_reward(float(reward), answer)
+    session.set_reward(value, answer)
+    session.run.counts[OVER_HTTP] += 1
     return {"reward": reward, "id": answer}
 
 
@@ -335,8 +403,11 @@ def models() -> dict[str, Any]:
     return {"object": "list", "data": [model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL}
 
 
-async def send_json(send: Send, found: Mapping[str, Any], status: int = 200) -> None:
+async def send_json(send: Send, found: Mapping[str, Any], status: int = 200, *, close: bool = False) -> None:
+    """`close`: the connection, too."""
     headers = [(b"content-type", b"application/json")]
+    if close:
+        headers.append((b"connection", b"close"))
     if status >= 400:
         headers.append((b"x-should-retry", b"false"))  # the SDKs would ask again
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -241,6 +241,7 @@ export const TEXTS = {
   "ending.environment_exited": "environment exited",
   "ending.wrong_reply": "wrong reply",
   "ending.messages_refused": "messages refused",
+  "ending.prompt_limit": "prompt limit",
   "episode.branch": "Branch {n}",
   "episode.branches": "Branches",
   "episode.count_branches": "{n} branches",

@@ -73,7 +73,9 @@ def run(
     sampled: list[list[list[int]]] = [[] for _ in prompts]
 
     def complete(index: int, request: Request) -> Completion:
-        number, turn = divmod(request.seed, 1000)
+        number = request.conversation
+        assert number is not None
+        turn = len(sampled[number])
         text = answer(number, turn)
         own = text.tokens if isinstance(text, Letters) else encode(text, NAME)
         completion = completed(index, request, [*own, *stop], -1.0, turn)

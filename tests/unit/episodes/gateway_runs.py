@@ -1,6 +1,7 @@
 """An episode whose agent asks the gateway, with an engine that answers from a script."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
@@ -123,3 +124,11 @@ def serving(
                 run.released.set()
                 run.end()
                 engine.join()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("not within 20 s")

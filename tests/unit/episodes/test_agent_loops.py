@@ -1,14 +1,16 @@
 """Agents that ask with tokens: verl's agent loops and OpenRLHF's executors, where neither is installed."""
 
 import textwrap
+from contextlib import closing
 
 import pytest
 
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.kinds import chosen_kinds, episode_faults
 from rloom.episodes.record import Ending, episode_trajectories
-from rloom.errors import ConfigError, RloomError
-from rloom.launch.episodes import agent_loop_driver
+from rloom.errors import ConfigError, DataError, RloomError
+from rloom.launch.early_checks import check_episodes
+from rloom.launch.episodes import agent_loop_driver, check_agent_names
 from rloom.types import Prompt, Score
 from tests.helpers import configured
 from tests.unit.episodes.agent_runs import (
@@ -86,6 +88,8 @@ LOOPS = textwrap.dedent(
                 await self.ask([10**6], sampling_params)
             if what == "nothing":
                 return []
+            if what == "nothing at all":
+                return None
             if what == "short mask":
                 return self.output(prompt, prompt + ids, [1])
             if what == "raises":
@@ -102,6 +106,17 @@ LOOPS = textwrap.dedent(
                                [1] * len(tried[0].token_ids) + [0] + [1] * len(then.token_ids))
             other = self.output(prompt, prompt + tried[1].token_ids, [1] * len(tried[1].token_ids), reward_score=1.5)
             return [long, other]
+
+    @register("waits for nothing")
+    class Synchronous(Talks):
+        def run(self, sampling_params, **kwargs):
+            return 3
+
+    class Samples(Talks):
+        async def run(self, sampling_params, **kwargs):
+            prompt = await self.apply_chat_template(list(kwargs["raw_prompt"]))
+            tried = await asyncio.gather(*(self.ask(prompt, sampling_params) for _ in range(3)))
+            return [self.output(prompt, prompt + one.token_ids, [1] * len(one.token_ids)) for one in tried]
 
     class Masks(Talks):
         async def run(self, sampling_params, **kwargs):
@@ -133,6 +148,7 @@ def folder(tmp_path_factory):
         "- {name: long, _target_: my_loops.Talks, turns: 5}",
         "- {name: faulty, _target_: my_loops.Faulty}",
         "- {name: branches, _target_: my_loops.Branches}",
+        "- {name: samples, _target_: my_loops.Samples}",
         "- {name: masks, _target_: my_loops.Masks}",
     ]
     (folder / "loops.yaml").write_text("\n".join(listed))
@@ -182,9 +198,40 @@ def test_rlooms_own_loops_are_chosen_by_their_names_beside_tools(tmp_path):
     assert ["keep one" in fault for fault in episode_faults(contradiction)] == [True]
 
 
-def test_a_loop_of_no_name_ends_the_run(folder):
-    with pytest.raises(ConfigError, match=r"agent_name='other' of row 0: .* there are single_turn_agent, .*talks"):
-        run(of(folder, "other"))
+def test_a_row_that_names_no_loop_is_an_error_at_the_start(folder):
+    driver = of(folder, "talks")
+    rows = [
+        Prompt(n, (), "", (), "game", columns={"agent_name": name}) for n, name in enumerate(("talks", "", "tlaks"))
+    ]
+    with closing(driver):
+        check_agent_names(None, driver, {"data.train_files": rows[:2]})
+        with pytest.raises(DataError, match=r"data\.val_files, row 2 \(.*\): the row has agent_name='tlaks'"):
+            check_agent_names(None, driver, {"data.train_files": rows[:2], "data.val_files": rows})
+    [record], _ = run(of(folder, "talks"), rows={0: {"agent_name": "tlaks"}})  # a row of `rloom chat`
+    assert record.failure.startswith("agent_name='tlaks': the agent loops are single_turn_agent, ")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("agent_loop_config_path=nothing.yaml", "nothing.yaml does not exist; give a YAML file"),
+        ("agent_loop_config_path={}", "entry 2 has no _target_; it has name, target: it is a list of `- name: NAME`"),
+        ("default_agent_loop=nothing.py:Loop", "nothing.py"),
+    ],
+)
+def test_files_of_loops_are_checked_before_torch(tmp_path, override, sentence):
+    file = tmp_path / "loops.yaml"
+    file.write_text("[{name: a, _target_: a.A}, {name: b, target: a.B}]")
+    with pytest.raises(ConfigError) as error:
+        check_episodes(configured(f"actor_rollout_ref.rollout.agent.{override.format(file)}"))
+    assert sentence in str(error.value)
+
+
+def test_a_run_that_returns_no_output_or_cannot_be_awaited_says_so(folder):
+    rows = {0: {"what": "nothing at all"}, 1: {"agent_name": "waits for nothing"}}
+    records, _ = run(of(folder, "faulty"), 2, rows=rows)
+    assert records[0].failure == "run of Faulty returned None; return an AgentLoopOutput"
+    assert records[1].failure == "run of Synchronous is not asynchronous; write `async def run`"
 
 
 def test_a_class_can_be_named_as_the_default(folder):
@@ -210,13 +257,18 @@ def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(folder)
     place = len(records[0].episode.nodes[0].tokens_L)
     not_sampled = "of the agent's output has mask 1 and was not sampled after the tokens before it"
     assert found["encodes again"].startswith(f"token {place} {not_sampled}")
-    assert found["invents"] == "the agent returned tokens and had asked for no answer"
+    assert found["invents"] == "the agent asked for no answer; send its requests to the policy that it is given"
     assert found["trains the prompt"].startswith(f"token {place - 1} {not_sampled}")
     assert "temperature=0.1, and the run samples with 1.0" in found["samples otherwise"]
     assert found["unknown token"] == "the agent asked with a prompt of unknown tokens"
     assert found["nothing"] == "the agent returned no output"
     assert "response_mask has 1 entries" in found["short mask"]
     assert found["raises"] == "KeyError: 'tool'"
+
+
+def test_samples_with_the_same_tokens_are_all_trained(folder):
+    [record], [sampled] = run(of(folder, "samples"), answer=lambda number, turn: "7")
+    assert trained(record) == sampled and sampled == [sampled[0]] * 3
 
 
 def test_outputs_are_branches_and_answers_in_none_of_them_are_left_out(folder):
@@ -245,7 +297,9 @@ def test_a_limit_gives_an_empty_answer_and_the_output_counts(folder):
 def test_a_list_that_cannot_be_read_is_an_error_before_training(tmp_path):
     file = tmp_path / "loops.yaml"
     for text, sentence in {
-        "- {name: a}": "cannot be read (KeyError: '_target_')",
+        "- {name: a}": "entry 1 has no _target_; it has name",
+        "a: {name: a}": "has a dict; it is a list of `- name: NAME`",
+        "- [": "cannot be read (",
         "- {name: a, _target_: nothing_of_that_name.A}": "_target_ nothing_of_that_name.A cannot be imported",
     }.items():
         file.write_text(text)

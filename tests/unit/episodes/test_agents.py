@@ -1,19 +1,37 @@
 """Agents that ask at a URL: unmodified code of the SDKs in processes of their own, and what can go wrong there."""
 
 import dataclasses
+import json
 import os
+import shlex
 import sys
 import textwrap
 import time
 
 import pytest
 
+from rloom.episodes.agents.process import command_words
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.record import Ending
-from rloom.errors import RloomError
+from rloom.errors import ConfigError, RloomError
 from tests.unit.episodes.agent_runs import LIMITS, agent_driver, run, setup_of, texts_of, trained
 
-AGENTS = textwrap.dedent(
+# a program that the policy wrote
+THIEF = """
+import json, os, urllib.error, urllib.request
+found = []
+for key in (os.environ["OPENAI_API_KEY"], "", os.environ["OPENAI_BASE_URL"].split("/")[-2]):
+    for body in ({"reward": 100}, {"reward": 100, "id": os.environ["OPENAI_BASE_URL"].split("/")[-2] + "-1"}):
+        url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/rl/set_reward"
+        headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))
+        except urllib.error.HTTPError as error:
+            found.append(error.code)
+with open(os.environ["FILE"], "w") as file:
+    json.dump(found, file)
+"""
+AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
     """
     import asyncio, json, os, subprocess, sys, time, urllib.request
     from openai import AsyncOpenAI, OpenAI
@@ -43,10 +61,27 @@ AGENTS = textwrap.dedent(
                 ids.append(found.id)
             return {ids[0]: self.reward, ids[1]: 0.25}
 
-    async def sets_reward(base_url, row, **kwargs):
+    async def sets_reward(base_url, row, reward_key, returns=None):
         client = AsyncOpenAI()
-        await client.chat.completions.create(model="policy", messages=row["prompt"])
-        post(base_url, kwargs["api_key"], {"reward": 0.75})
+        found = await client.chat.completions.create(model="policy", messages=row["prompt"])
+        post(base_url, reward_key, {"reward": 0.5})
+        post(base_url, reward_key, {"reward": 0.25, "id": found.id})
+        return returns
+
+    def runs_what_the_policy_wrote(base_url, row, returns=None, **kwargs):
+        assert "reward_key" not in kwargs and not any("rloom-reward" in value for value in os.environ.values())
+        OpenAI().chat.completions.create(model="policy", messages=row["prompt"])
+        subprocess.run([sys.executable, "-c", THIEF], check=True, env={**os.environ, "FILE": row["file"]})
+        return returns
+
+    async def imports(base_url, row, **kwargs):
+        before = set(sys.modules)
+        OpenAI().chat.completions.create(model="policy", messages=row["prompt"])
+        await AsyncOpenAI().responses.create(model="policy", input="x")
+        await anthropic.AsyncAnthropic().messages.create(model="policy", max_tokens=5, messages=row["prompt"])
+        loaded = sorted(set(sys.modules) - before)
+        assert not loaded, loaded
+        return len(loaded)
 
     def post(base_url, key, body):
         url = base_url.removesuffix("/v1") + "/rl/set_reward"
@@ -80,7 +115,12 @@ FAULTY = textwrap.dedent(
         if what == "never calls":
             return 1.0
         body = json.dumps({"model": "p", "messages": row["prompt"]}).encode()
-        ask = lambda: urllib.request.urlopen(base_url + "/chat/completions", body).read()
+        ask = lambda body=body: urllib.request.urlopen(base_url + "/chat/completions", body).read()
+        if what == "refused":
+            try:
+                ask(json.dumps({"messages": row["prompt"], "response_format": {"type": "json"}}).encode())
+            except urllib.error.HTTPError:
+                return 1.0
         ask()
         if what == "raise":
             raise ValueError("no such move")
@@ -181,14 +221,39 @@ def test_a_class_with_run_gives_a_reward_to_each_answer(agents):
 def test_a_reward_can_be_sent_and_none_is_none(agents):
     [record], _ = run(of(agents, "sets_reward"))
     assert (record.reward, record.failure) == (0.75, None)
+    assert [node.reward for node in record.episode.nodes if node.sampled] == [0.25]
+    assert (record.counts["rewards_over_http"], record.counts["without_reward"]) == (2, 0)
     [record], _ = run(of(agents, "says_nothing"))
-    assert (record.reward, record.failure) == (None, None)
+    assert (record.reward, record.failure, record.counts["without_reward"]) == (None, None, 1)
 
 
-def program(tmp_path, text):
+def test_a_returned_reward_replaces_those_that_were_sent(agents, caplog):
+    records, _ = run(of(agents, "sets_reward", kwargs={"returns": 0.125}), 2)
+    for record in records:
+        assert (record.reward, record.counts["rewards_over_http"]) == (0.125, 2)
+        assert [node.reward for node in record.episode.nodes if node.sampled] == [None]
+    [said] = [one.getMessage() for one in caplog.records if "set_reward" in one.getMessage()]
+    assert "the agent returned a reward, and others were sent to /rl/set_reward" in said
+
+
+@pytest.mark.parametrize("returns", [None, 0.0])
+def test_a_program_that_the_policy_wrote_cannot_set_the_reward(agents, tmp_path, returns):
+    file = tmp_path / "found"
+    driver = of(agents, "runs_what_the_policy_wrote", kwargs={"returns": returns})
+    [record], _ = run(driver, rows={0: {"file": str(file)}})
+    assert (record.reward, record.failure, record.counts["rewards_over_http"]) == (returns, None, 0)
+    assert json.loads(file.read_text()) == [403] * 6 and record.counts["refused_requests"] == 6
+
+
+def test_clients_import_their_modules_once_and_not_in_each_process(agents):
+    [record], [sampled] = run(of(agents, "imports"))
+    assert (record.failure, record.reward, len(sampled)) == (None, 0.0, 3)
+
+
+def program(tmp_path, text, **given):
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent(text))
-    return agent_driver(setup_of(command=f"{sys.executable} {file}"))
+    return agent_driver(setup_of(command=f"{sys.executable} {file}", **given))
 
 
 def test_a_program_reads_the_row_and_prints_its_reward(tmp_path):
@@ -210,21 +275,49 @@ def test_a_program_reads_the_row_and_prints_its_reward(tmp_path):
     assert [trained(record) for record in records] == sampled
 
 
+ASKS = """
+import json, os, sys, urllib.request
+row = json.load(sys.stdin)
+def post(path, body, key=""):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
+    url = os.environ["OPENAI_BASE_URL"] + path
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+answer = post("/chat/completions", {"messages": row["prompt"]})
+"""
+
+
 @pytest.mark.parametrize(
     ("ending", "reward", "failure"),
     [
         ("print(0.5)", 0.5, None),
-        ("print('done')", None, None),
-        ("print('true')", None, None),
+        ("print(True)", 1.0, None),
+        ("print('false')", 0.0, None),
+        ("print('{\"score\": 0.25}')", 0.25, None),
+        ("print(json.dumps({'rewards': {answer['id']: 0.75}}))", 0.75, None),
+        ("print('reward=1.0')", None, None),
+        ("print('[1.0]')", None, None),
         ("sys.exit('no such file')", None, "the program ended with exit code 1: no such file"),
         ("os.kill(os.getpid(), 9)", None, "the program ended with signal SIGKILL"),
         ('print(\'{"reward": "good"}\')', None, "the agent returned {'reward': 'good'}"),
+        ("print('NaN')", None, "the agent returned nan; return a finite number"),
+        ("print('1' * 400)", None, "the agent returned 1111"),
+        ("print({'reward_key'} <= {*row})", 0.0, None),
     ],
 )
-def test_the_end_of_a_program_says_its_reward_or_why_there_is_none(tmp_path, ending, reward, failure):
-    [record], _ = run(program(tmp_path, f"import os, sys\n{ending}"))
+def test_the_end_of_a_program_says_its_reward_or_why_there_is_none(tmp_path, caplog, ending, reward, failure):
+    [record], _ = run(program(tmp_path, f"{ASKS}{ending}"))
     assert record.reward == reward
     assert (record.failure or "").startswith(failure or "") and bool(record.failure) == bool(failure)
+    said = "".join(one.getMessage() for one in caplog.records)
+    assert record.counts["without_reward"] == ("gives no reward" in said) == (reward is None and failure is None)
+    assert "gives no reward" not in said or ending.split("'")[1] in said  # the line
+
+
+def test_a_program_gets_the_reward_key_with_its_row_if_a_key_says_so(tmp_path):
+    given = 'assert row["reward_key"] not in str(os.environ)\npost("/rl/set_reward", {"reward": 3}, row["reward_key"])'
+    driver = program(tmp_path, f"{ASKS}{given}", rewards_over_http=True)
+    [record], _ = run(driver)
+    assert (record.reward, record.failure, record.counts["rewards_over_http"]) == (3.0, None, 1)
 
 
 def faults(agents, *whats, limits=LIMITS, answer=lambda number, turn: "7", **columns):
@@ -233,18 +326,38 @@ def faults(agents, *whats, limits=LIMITS, answer=lambda number, turn: "7", **col
 
 
 def test_a_fault_ends_its_own_episode_with_its_reason(agents):
-    whats = ("right", "raise", "exit", "dies", "text", "other answer", "never calls", "prints", "drops", "nan")
+    whats = (
+        "right",
+        "raise",
+        "exit",
+        "dies",
+        "text",
+        "other answer",
+        "never calls",
+        "prints",
+        "drops",
+        "nan",
+        "refused",
+    )
     records, sampled = faults(agents, *whats)
     found = {what: (record.reward, record.failure) for what, record in zip(whats, records, strict=True)}
     assert found["right"] == found["prints"] == (1.0, None)
     assert found["raise"] == (None, "ValueError: no such move")
     assert found["exit"] == (None, "SystemExit: 3")
     assert found["dies"] == (None, "its process ended")
-    assert found["text"][1].startswith("the agent returned 'very good'; return a number")
-    assert found["other answer"][1] == "the agent returned a reward of 'nothing', which is none of its answers"
-    assert found["never calls"] == (1.0, None) and not trained(records[6])
+    assert found["text"][1].startswith("the agent returned 'very good'; return a finite number")
+    assert found["other answer"][1].startswith(
+        "the agent returned a reward of 'nothing', which is none of its answers; return a finite number"
+    )
+    assert found["never calls"] == (
+        None,
+        "the agent asked for no answer; send its requests to base_url (OPENAI_BASE_URL, ANTHROPIC_BASE_URL)",
+    )
+    assert [record.counts["without_answer"] for record in records] == [0] * 6 + [1] + [0] * 3 + [1]
+    assert records[6].ending is Ending.FAILED and not trained(records[6])
+    assert found["refused"] == (None, "the agent got no answer: 1 of its requests were refused")
     assert found["drops"] == (1.0, None) and len(trained(records[8])) in (1, 2)  # answered before the drop, or not
-    assert found["nan"][0] != found["nan"][0]
+    assert found["nan"][1].startswith("the agent returned nan; return a finite number")
     for record, answers in zip(records, sampled, strict=True):
         assert trained(record) == answers[: len(trained(record))]
 
@@ -305,9 +418,26 @@ def test_an_agent_that_cannot_run_is_an_error_before_training(tmp_path, text, na
     assert sentence in str(error.value)
 
 
-def test_a_program_that_does_not_exist_is_an_error_before_training():
-    with pytest.raises(RloomError, match=r"agent\.command=nothing-of-that-name 1: there is no program"):
-        agent_driver(setup_of(command="nothing-of-that-name 1"))
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("nothing-of-that-name 1", "there is no program 'nothing-of-that-name'; give its path"),
+        ("cd /tmp && python3 x.py", "'&&' would be an argument of the program. No shell runs it; with one: "),
+        ("cd /tmp", "there is no program 'cd'; give its path. No shell runs it"),
+        ("python3 'x.py", "No closing quotation; close it"),
+        ("python3 -u /nothing/x.py --turns 3", "/nothing/x.py does not exist; correct the path"),
+        ("", "there is no program ''"),
+    ],
+)
+def test_a_program_that_cannot_start_is_an_error_before_training(command, sentence):
+    with pytest.raises(ConfigError) as error:
+        command_words(command)
+    assert str(error.value).startswith(f"actor_rollout_ref.rollout.agent.command={command}: {sentence}")
+
+
+def test_arguments_of_a_program_are_no_operators_and_no_files():
+    for command in ("python3 -m x.py", "python3 -c 'print(1)|x.py'", "python3 --sep '|'", "bash -c 'cd x && y.py'"):
+        assert command_words(command) == shlex.split(command)
 
 
 def test_arguments_that_the_agent_does_not_take_are_an_error(tmp_path):

@@ -8,6 +8,9 @@
 | 3 | 1 | 3, not in the loss | 2 |
 """
 
+import math
+import random
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -15,15 +18,17 @@ import torch
 
 from rloom.algos.aggregate import Counts, aggregate, episode_tokens
 from rloom.algos.correction import CorrectionSettings, correct
-from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, grpo, opo, rloo
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, gae, grpo, opo, reinforce_plus_plus, rloo
 from rloom.algos.kl import mean_sample_kl, token_rewards
 from rloom.batch import Batch, TrainBatch, Trajectory, Turn, answers_of
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.record import LIMITS, Ending, EpisodeRecord, episode_trajectories
 from rloom.episodes.template import RenderedConversation
-from rloom.runs.metrics import batch_metrics
+from rloom.rewards.composite import CompositeReward, MixedPart
+from rloom.runs.metrics import batch_metrics, repetition
 from rloom.training.evaluate import Evaluator
+from rloom.training.scoring import PendingAnswer, PendingTrajectories, ScoreIndex
 from rloom.types import Prompt, Score
 
 PROMPT = Prompt(0, (), "", (), "source")
@@ -159,3 +164,129 @@ def test_a_masked_episode_counts_for_the_others_of_its_group():
     found = rloo(AdvantageInputs(batch, token_rewards(batch)), AdvantageSettings()).advantages_T
     assert found.tolist() == [0, 1, 1, 0, 0, 0]
     assert Counts.of(batch, 10).tokens == 2 and EpisodeLimits(1).at_limit == "score"
+
+
+def episode_of(rewards, cuts=()):
+    """Turns of two tokens with one token of the environment between them. Before the turns `cuts`, a branch begins that
+    repeats the whole past as the environment's."""
+    conversation = RenderedConversation((), (), "")
+    nodes, parent, past = [], None, [0]
+    for turn, reward in enumerate(rewards):
+        if turn == 0 or turn in cuts:
+            parent = None
+        added_L = torch.tensor(past if parent is None else past[-1:])
+        nodes.append(Node(parent, (), added_L, conversation))
+        own = [10 * turn + 1, 10 * turn + 2]
+        own_L = torch.tensor(own)
+        answer = ({"role": "assistant", "content": ""},)
+        nodes.append(
+            Node(len(nodes) - 1, answer, own_L, conversation, True, -torch.ones(2), reward=reward, request=turn)
+        )
+        parent, past = len(nodes) - 1, [*past, *own, 0]
+    return Episode(nodes)
+
+
+def returns(episode, score, weight=1.0, gamma=1.0, lam=None):
+    """Of every sampled token by its number: REINFORCE++'s, or GAE's."""
+    record = EpisodeRecord(episode, Ending.DONE, score)
+    batch = Batch.pack(episode_trajectories(record, PROMPT, 0, Score(score), weight))
+    inputs = AdvantageInputs(batch, token_rewards(batch), torch.zeros(len(batch.tokens_T)))
+    assert inputs.return_N.tolist() == [pytest.approx(score)] * len(batch)
+    settings = AdvantageSettings(gamma=gamma, lam=1.0 if lam is None else lam)
+    found = (reinforce_plus_plus if lam is None else gae)(inputs, settings).advantages_T
+    tokens = batch.tokens_T[batch.mask_T].tolist()
+    assert len(set(tokens)) == len(tokens) == 2 * len(episode.turns)
+    return dict(zip(tokens, found[batch.mask_T].tolist(), strict=True))
+
+
+def test_rewards_of_turns_stay_with_their_turns_when_each_begins_a_branch():
+    rewards = [1.0, 0.0, 2.0]
+    found = returns(episode_of(rewards, cuts=(1, 2)), score=3.5)  # 0.5 at the end
+    assert found == {1: 3.5, 2: 3.5, 11: 2.5, 12: 2.5, 21: 2.5, 22: 2.5}
+    assert returns(episode_of([1.0, 0.0], cuts=(1,)), score=1.0) == {1: 1.0, 2: 1.0, 11: 0.0, 12: 0.0}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_episode_that_a_template_cuts_into_branches_has_the_same_returns(seed):
+    draw = random.Random(seed)
+    rewards = [draw.choice([None, 0.0, 0.25, 1.0, -0.5]) for _ in range(draw.randrange(1, 7))]
+    cuts = [turn for turn in range(1, len(rewards)) if draw.random() < 0.5]
+    weight, score = draw.choice([1.0, 0.5]), draw.choice([0.0, 1.0, -2.25])
+    whole, cut = episode_of(rewards), episode_of(rewards, cuts)
+    for lam in (None, 1.0):
+        expected = returns(whole, score, weight, lam=lam)
+        assert returns(cut, score, weight, lam=lam) == pytest.approx(expected)
+        left = score
+        for turn, reward in enumerate(rewards):
+            assert expected[10 * turn + 1] == expected[10 * turn + 2] == pytest.approx(left)
+            left -= weight * (reward or 0.0)
+
+
+def test_turns_of_branches_that_alternate_have_the_rewards_from_their_request_on():
+    """Two conversations: requests 0 and 2 in the first, 1 and 3 in the second."""
+    episode = episode_of([1.0, 2.0, 4.0, 8.0], cuts=(2,))
+    for node, request in ((1, 0), (3, 2), (5, 1), (7, 3)):
+        episode.replace(node, request=request)
+    found = returns(episode, score=15.0)
+    assert [found[10 * turn + 1] for turn in range(4)] == [15.0, 10.0, 14.0, 8.0]
+    assert [found[10 * turn + 2] for turn in range(4)] == [15.0, 10.0, 14.0, 8.0]
+
+
+def test_equal_scores_divided_over_turns_in_other_ways_have_no_advantage():
+    records = [EpisodeRecord(episode_of([0.1, reward]), Ending.DONE, 1.0) for reward in (0.2, 0.7, 0.3)]
+    batch = Batch.pack([one for record in records for one in episode_trajectories(record, PROMPT, 0, Score(1.0))])
+    found = grpo(AdvantageInputs(batch, token_rewards(batch)), AdvantageSettings())
+    assert not found.advantages_T.any()
+
+
+def test_rollout_correction_counts_episodes():
+    """Episode 0 has ratios e^0.5 and e^-0.4 in its branches: one answer of e^0.1."""
+    batch = Batch.pack(TRAJECTORIES[:3])
+    log_ratio_N = torch.tensor([0.5 / 3, -0.4 / 2, 0.0])
+    trainer_T = (batch.rollout_logprobs_T + log_ratio_N[batch.sample_T]).where(batch.mask_T, -ENVIRONMENT)
+    settings = CorrectionSettings(rollout_is="sequence", rollout_rs="sequence", rollout_rs_threshold=1.2)
+    found = correct(batch, trainer_T, settings)
+    assert found.keep_T.all()
+    assert found.weights_T[batch.mask_T].tolist() == pytest.approx([math.exp(0.1)] * 5 + [1.0] * 3)
+    assert found.metrics["rollout_corr/rollout_is_seq_mean"] == pytest.approx((math.exp(0.1) + 1) / 2)
+    tight = replace(settings, rollout_rs_threshold=1.05)
+    rejected = correct(batch, trainer_T, tight)
+    assert not rejected.keep_T[batch.mask_T][:5].any() and rejected.keep_T[batch.mask_T][5:].all()
+    assert rejected.metrics["rollout_corr/rollout_rs_seq_masked_fraction"] == 0.5
+    # perplexities: (3 · (1 - 0.5 / 3) + 2 · 1.2) / 5 = 0.98 and 1
+    assert rejected.metrics["rollout_corr/training_log_ppl"] == pytest.approx((0.98 + 1) / 2)
+
+
+def test_repetition_is_counted_within_turns_and_over_episodes():
+    def batch_of(*samples):
+        found = []
+        for branch, (tokens, turns) in samples:
+            one = trajectory(len(tokens), turns, Score(1.0), 0, branch=branch)
+            found.append(replace(one, tokens_L=torch.tensor(tokens)))
+        return Batch.pack(found)
+
+    call = [7, 8, 9, 1]
+    twice = batch_of((0, ([5, *call, 5, *call], [(1, 5), (6, 10)])))
+    assert repetition(twice) == {"rollout/repetition": 0.5}  # one group of each turn, none over both
+    other = (0, ([5, 1, 2, 3, 4], [(1, 5)]))
+    branches = batch_of((0, ([5, *call], [(1, 5)])), (1, ([5, 6, *call], [(2, 6)])), other)
+    assert repetition(branches) == {"rollout/repetition": 0.25}  # the mean of 1/2 and 0
+
+
+@pytest.mark.parametrize(("failure", "at_limit"), [("it failed", "score"), (None, "fail")])
+def test_an_episode_without_a_score_does_not_count_for_the_running_moments(failure, at_limit):
+    reward = CompositeReward([MixedPart("judge", None, normalize=True)])
+    ending = Ending.DONE if failure else Ending.TURNS
+    records = [
+        EpisodeRecord(episode_of([None]), Ending.DONE, 1.0),
+        EpisodeRecord(episode_of([None]), Ending.DONE, 3.0),
+        EpisodeRecord(episode_of([None]), ending, 1000.0, failure, at_limit=at_limit),
+    ]
+    scores = Future()
+    scores.set_result([[Score(record.reward)] for record in records])
+    answers = [
+        PendingAnswer(PROMPT, 0, record, "", [ScoreIndex(scores, number, 0)]) for number, record in enumerate(records)
+    ]
+    found = PendingTrajectories(answers, reward).scored(lambda done, total: None, update_moments=True)
+    assert [one.score.ok for one in found] == [True, True, False]
+    assert (reward.moments["judge"].count, reward.moments["judge"].mean) == (2, 2.0)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterable
 
 import anthropic
@@ -19,7 +18,7 @@ from rloom.errors import ConfigError
 from rloom.rollout.base import Sampling
 from rloom.types import Score
 from tests.unit.episodes.conversations import encode, tokenizer_for
-from tests.unit.episodes.gateway_runs import serving
+from tests.unit.episodes.gateway_runs import serving, wait_until
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CHAT_TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds one.", "parameters": SCHEMA}}]
@@ -287,18 +286,25 @@ def test_requests_after_the_end_say_why(chat):
 def test_rewards_of_the_episode_and_of_answers_add_up(chat):
     with serving(["a", "b"]) as run:
         ids = [chat(run.url, messages=[{"role": "user", "content": text}]).json()["id"] for text in ("x", "y")]
-        give = lambda **body: httpx.post(f"{run.url}/rl/set_reward", json=body)  # noqa: E731
+        header = {"authorization": f"Bearer {run.session.reward_key}"}
+        give = lambda **body: httpx.post(f"{run.url}/rl/set_reward", json=body, headers=header)  # noqa: E731
         assert run.session.run.reward is None
+        for key in (None, run.session.key, run.session.id, f"{run.session.reward_key}x"):
+            wrong = {} if key is None else {"authorization": f"Bearer {key}"}
+            refused = httpx.post(f"{run.url}/rl/set_reward", json={"reward": 100}, headers=wrong)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "no_reward_key")
         assert give(reward=0.5).json() == {"reward": 0.5, "id": None}
         assert give(reward=1, id=ids[0]).status_code == 200
         assert give(reward=0.25, id=ids[1]).status_code == 200
         assert give(reward=2, id=ids[0]).status_code == 200
-        for wrong in (None, "1", True, [], 1e999):
-            refused = httpx.post(f"{run.url}/v1/rl/set_reward", content=json.dumps({"reward": wrong}))
+        for wrong in (None, "1", True, [], 1e999, -(10**400)):
+            body = json.dumps({"reward": wrong})
+            refused = httpx.post(f"{run.gateway.url}/v1/rl/set_reward", content=body, headers=header)
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "reward"
         assert give(reward=1, id="other").status_code == 404
+        assert give(reward=1, id=f"{run.session.id}-1").status_code == 404 and len({*ids}) == 2
         record = run.end()
-    assert record.reward == 2.75
+    assert (record.reward, record.counts["rewards_over_http"]) == (2.75, 4)
     assert [node.reward for node in record.episode.nodes if node.sampled] == [2.0, 0.25]
 
 
@@ -495,14 +501,6 @@ def test_sub_agents_ask_at_the_same_time():
     assert [len(branch.turns) for branch in branches] == [3] * 8
     trained = sorted(branch.tokens_L[turn.start : turn.stop].tolist() for branch in branches for turn in branch.turns)
     assert trained == sorted(run.sampled)
-
-
-def wait_until(condition):
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("not within 20 s")
 
 
 def test_an_answer_whose_client_went_away_is_not_recorded_and_the_engine_goes_on(chat):

@@ -1,9 +1,12 @@
 """The gateway and requests that are wrong, huge, slow or cut off: a 4xx in the API's form, and the server goes on."""
 
+import asyncio
+import errno
 import json
 import socket
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 
 import httpx
@@ -11,8 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rloom.episodes import session
+from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.gateway import server
-from tests.unit.episodes.gateway_runs import serving
+from rloom.episodes.record import Ending
+from tests.unit.episodes.gateway_runs import serving, wait_until
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -287,3 +293,121 @@ def test_a_stop_ends_open_connections_at_once():
             assert waiting[2].recv(100).startswith(b"HTTP/1.1 200")
             began = time.monotonic()
         assert time.monotonic() - began < server.BODY_S / 2
+
+
+def test_connections_that_name_no_session_are_closed_and_do_not_keep_agents_out(monkeypatch, caplog):
+    monkeypatch.setattr(server, "HEAD_S", 2.0)
+    monkeypatch.setattr(server, "MOST_UNNAMED", 10)
+    with serving(["a"] * 2) as run, ExitStack() as stack:
+        host, port = run.gateway.url.removeprefix("http://").split(":")
+        idle = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(50)]
+        for one in idle:
+            one.settimeout(20)
+            with suppress(OSError):  # closed already
+                one.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+        assert len(run.gateway.unnamed) <= 10
+        body = {"messages": [{"role": "user", "content": "q"}]}
+        with httpx.Client(timeout=20) as client:
+            assert client.post(f"{run.url}/v1/chat/completions", json=body).status_code == 200
+            assert all(is_closed(one) for one in idle) and not run.gateway.unnamed
+            time.sleep(2.5)  # a connection that has named its session stays
+            [used] = run.gateway._server.server_state.connections
+            assert client.post(f"{run.url}/v1/chat/completions", json=body).status_code == 200
+            assert [*run.gateway._server.server_state.connections] == [used]
+    assert not caplog.records
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_a_connection_is_closed_after_a_request_without_a_session():
+    with serving([]) as run, httpx.Client(timeout=20) as client:
+        refused = client.post(f"{run.gateway.url}/v1/chat/completions", json={})
+        assert (refused.status_code, refused.headers["connection"]) == (401, "close")
+        assert not run.gateway._server.server_state.connections
+
+
+def test_errors_that_an_agent_can_cause_again_and_again_are_said_once(monkeypatch, caplog):
+    async def fail(*arguments):
+        raise ZeroDivisionError("none")
+
+    monkeypatch.setattr(server, "ask", fail)
+    with serving([]) as run, httpx.Client(timeout=20) as client:
+        body = {"messages": [{"role": "user", "content": "q"}]}
+        found = [client.post(f"{run.url}/v1/chat/completions", json=body) for _ in range(5)]
+        run.runner.loop.run(report(run, OSError(errno.EMFILE, "Too many open files")))
+        run.runner.loop.run(report(run, OSError(errno.EMFILE, "Too many open files")))
+    assert [one.status_code for one in found] == [500] * 5
+    failed, no_descriptors = [one.getMessage() for one in caplog.records]
+    assert failed == "a request of an agent failed: ZeroDivisionError: none"
+    assert no_descriptors.startswith("a connection of an agent waits: Too many open files; raise `ulimit -n`")
+
+
+async def report(run, error):
+    """As asyncio does for a connection that it cannot accept."""
+    context = {"message": "socket.accept() out of system resource", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
+
+
+QUESTION = [{"role": "user", "content": "q"}]
+
+
+def chat(url, **body):
+    return httpx.post(f"{url}/v1/chat/completions", json={"messages": QUESTION, **body}, timeout=20)
+
+
+def test_answers_that_no_client_received_are_not_trained():
+    """Two of three were generated when the client went away."""
+    with serving(["one", "two", "three", "kept"]) as run:
+        release = threading.Event()
+        wait, run.released.wait = run.released.wait, lambda limit: len(run.sampled) < 2 or release.wait(limit)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{run.url}/v1/chat/completions", json={"messages": QUESTION, "n": 3}, timeout=2)
+        wait_until(lambda: run.session.run.counts["dropped_answers"] == 3)
+        release.set()
+        run.released.wait = wait
+        assert chat(run.url, messages=QUESTION).json()["choices"][0]["message"]["content"] == "kept"
+        record = run.end()
+    assert len(run.sampled) == 4 and record.turns == 1 and len(run.session.nodes) == 1
+    [branch] = record.episode.branches()
+    assert [branch.tokens_L[turn.start : turn.stop].tolist() for turn in branch.turns] == run.sampled[3:]
+
+
+def test_the_number_of_answers_to_one_request_is_bounded_by_the_turns_that_are_left():
+    with serving(["a"] * 8, limits=EpisodeLimits(400, turns=3)) as run:
+        assert len(chat(run.url, n=8).json()["choices"]) == 3
+        record = run.end()
+    assert (record.turns, record.ending) == (3, Ending.TURNS)
+
+
+def test_an_agent_waits_for_a_bounded_number_of_answers(monkeypatch):
+    monkeypatch.setattr(session, "MOST_OPEN", 2)
+    with serving(["a"] * 8) as run:
+        found = httpx.post(f"{run.url}/v1/chat/completions", json={"messages": QUESTION, "n": 8}, timeout=20)
+        assert len(found.json()["choices"]) == 2 and len(run.sampled) == 2
+
+
+@pytest.mark.parametrize("limited_first", [True, False])
+def test_of_two_requests_at_a_time_one_at_a_limit_is_the_ending(limited_first):
+    """The other one was sent before: it is no answer to a shorter history."""
+
+    async def ask(url, text):
+        async with httpx.AsyncClient(timeout=20) as http:
+            return await http.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": text}]})
+
+    with serving(lambda prompt: "x" * (5 if "short" in prompt else 80), limits=EpisodeLimits(60)) as run:
+        run.released.clear()
+        first, second = ("long", "short") if limited_first else ("short", "long")
+        asked = [run.runner.loop.start(ask(run.url, first))]
+        wait_until(lambda: len(run.session._requests) == 1)
+        asked.append(run.runner.loop.start(ask(run.url, second)))
+        wait_until(lambda: len(run.session._requests) == 2)
+        run.released.set()
+        assert [one.result(20).status_code for one in asked] == [200, 200]
+        assert run.session.run.ending is Ending.TOKENS
+        assert chat(run.url, messages=[{"role": "user", "content": "short again"}]).status_code == 200  # it goes on
+        assert run.end().ending is Ending.DONE

@@ -4,6 +4,7 @@ import os
 import textwrap
 import time
 from contextlib import closing
+from itertools import count
 
 import pytest
 
@@ -87,9 +88,11 @@ def run(environment_file, scripts, *, name="chatml", limits=None, rows=None, mos
     ]
     planned = [EpisodeRow(n, 0, prompt, lambda turn, n=n: 1000 * n + turn) for n, prompt in enumerate(prompts)]
     sampled: list[list[int]] = [[] for _ in scripts]
+    turn_of = [count() for _ in scripts]
 
     def answer(index, request):
-        number, turn = divmod(request.seed, 1000)
+        number = request.conversation
+        turn = next(turn_of[number])
         completion = completed(index, request, [*encode(scripts[number][turn], name), *stop], -1.0, turn)
         sampled[number] += completion.tokens_L.tolist()
         return completion

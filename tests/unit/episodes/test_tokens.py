@@ -17,7 +17,6 @@ from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
 from tests.unit.episodes.engines import SampledAnswers, answer_all, texts_for
 
 EPISODES = 2000
-TURNS = 100  # seeds of an episode
 PIECES = [
     "7",
     " the number",
@@ -118,7 +117,7 @@ def run_episodes(name: str, count: int):
     limits = EpisodeLimits(300, turns=5, turn_tokens=40, episode_tokens=700)
     runner = EpisodeRunner(RandomDriver(name), texts, limits)
     prompts = [Prompt(n, ({"role": "user", "content": "?"},), "", (), "") for n in range(count)]
-    rows = [EpisodeRow(n, n % 2, prompt, lambda turn, n=n: TURNS * n + turn) for n, prompt in enumerate(prompts)]
+    rows = [EpisodeRow(n, n % 2, prompt, lambda request, n=n: (n << 64) + request) for n, prompt in enumerate(prompts)]
     engine = RandomEngine(name, stop_id, len(tokenizer))
     with closing(runner), runner.started(rows, Sampling(100), shares=2) as turns:
         records = answer_all(turns, engine.answer, shares=2)
