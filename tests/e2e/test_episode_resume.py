@@ -111,5 +111,7 @@ def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(
     (tmp_path / "block").unlink()
     train(killed, 2, *overrides)
     assert computed(killed) == computed(whole)
-    files = ["model.safetensors"] if workers == 1 else [f"model_shards/rank_{rank}.safetensors" for rank in range(workers)]
+    files = (
+        ["model.safetensors"] if workers == 1 else [f"model_shards/rank_{rank}.safetensors" for rank in range(workers)]
+    )
     assert all(same(weights(killed, 2, file=file), weights(whole, 2, file=file)) for file in files)

@@ -97,7 +97,7 @@ def test_two_workers_a_resume_and_validations_change_no_episode(tmp_path: Path, 
 
 
 def test_episodes_of_one_answer_are_a_run_without_an_environment_bit_for_bit(tmp_path: Path, file: Path) -> None:
-    """Samples, seeds, log-probs, advantages and weights of both models: an environment adds metrics, and nothing else."""
+    """Samples, seeds, log-probs, advantages and weights of both models: an environment adds metrics alone."""
     (tmp_path / "reward.py").write_text(DIGITS)
     keys = (LENGTH, f"custom_reward_function.path={tmp_path}/reward.py")
     plain, episodes = tmp_path / "plain", tmp_path / "episodes"

@@ -1,4 +1,4 @@
-"""Episodes whose environments hang, raise, exit, fork, print and return garbage. Tools and agents: test_fault_mix.py."""
+"""Episodes whose environments hang, raise, exit, fork, print and return garbage. Tools, agents: test_fault_mix.py."""
 
 import os
 import signal
