@@ -29,7 +29,7 @@ TOGETHER: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("e2e/test_workers", "e2e/test_megatron", "e2e/test_reward_model", "e2e/test_servers"),
-            *("e2e/test_sft", "e2e/test_chat"),
+            *("e2e/test_sft", "e2e/test_chat", "e2e/test_episodes", "e2e/test_episode_resume"),
             *("e2e/test_resume", "contract/test_worker_contract", "contract/test_group_contract"),
         ),
         "workers",

@@ -36,6 +36,8 @@ class Tokenizer(Protocol):
 
     def __call__(self, text: list[str], *, add_special_tokens: bool, verbose: bool) -> Mapping[str, Any]: ...
 
+    def get_vocab(self) -> Mapping[str, int]: ...
+
     def apply_chat_template(
         self,
         conversation: list[dict[str, Any]],

@@ -158,6 +158,14 @@ class AgentSession:
         if self.closed:
             raise EpisodeEnded(self.run.ending)
 
+    def check_length(self, messages: Sequence[Message]) -> None:
+        """A text that cannot fit is not encoded: 10 MB take 10 s, in which no other episode goes on."""
+        run, characters = self.run, sum(len(str(message.get("content") or "")) for message in messages)
+        tokens = (run.prompt_tokens or 0) + run.limits.response_tokens
+        if run.prompt_tokens is not None and characters > tokens * run.writer.texts.template.longest_token:
+            run.ending = Ending.TOKENS
+            raise LimitReached(run.ending)
+
     def close(self) -> None:
         """Requests that still run are cancelled: nothing is added to a finished episode."""
         self.closed = True

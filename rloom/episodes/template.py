@@ -173,6 +173,11 @@ class TurnTemplate:
                     return needed
         return None
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters; more than its text has, in tokenizers that write it in another way."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
     def encode_after(self, stop: str, text: str) -> tuple[int, ...]:
         """Tokens of the text. Some tokenizers begin every text with a space: it is encoded behind the stop token."""
         if stop:

@@ -7,12 +7,9 @@ import pytest
 
 from tests.e2e.runs import records, same, train, weights
 
-AGENTS = """
-import json, sys
-from anthropic import Anthropic
+# the process of the agents imports what the file imports: each has its own
+FUNCTION = """
 from openai import OpenAI
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
-from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 
 def agent(base_url, row, **kwargs):
@@ -22,14 +19,20 @@ def agent(base_url, row, **kwargs):
         messages += [{"role": "assistant", "content": found.choices[0].message.content or ""}]
         messages += [{"role": "user", "content": "+"}]
     return 0.25
+"""
+ON_ANTHROPIC = """
+from anthropic import Anthropic
 
 
-def on_anthropic(base_url, row, **kwargs):
+def agent(base_url, row, **kwargs):
     messages = list(row["prompt"])
     for _ in range(2):
         found = Anthropic().messages.create(model="policy", messages=messages, max_tokens=8)
         messages += [{"role": "assistant", "content": found.content}, {"role": "user", "content": "+"}]
     return {"reward": 0.25}
+"""
+LOOP = """
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 
 
 class Loop(AgentLoopBase):
@@ -43,6 +46,9 @@ class Loop(AgentLoopBase):
         return AgentLoopOutput(
             prompt_ids=prompt, response_ids=ids[len(prompt) :], response_mask=mask, reward_score=0.25, metrics={}
         )
+"""
+EXECUTOR = """
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 
 class AgentInstance(AgentInstanceBase):
@@ -57,26 +63,34 @@ class AgentInstance(AgentInstanceBase):
 class AgentExecutor(MultiTurnAgentExecutor):
     def __init__(self):
         super().__init__(AgentInstance)
+"""
+PROGRAM = """
+import json, os, sys, urllib.request
 
-
-if __name__ == "__main__":
-    print(agent("", json.load(sys.stdin)))
+messages = list(json.load(sys.stdin)["prompt"])
+for _ in range(2):
+    body = json.dumps({"messages": messages, "max_tokens": 8}).encode()
+    found = json.load(urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body))
+    messages += [found["choices"][0]["message"], {"role": "user", "content": "+"}]
+print(0.25)
 """
 SECTION = "actor_rollout_ref.rollout.agent"
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    file = tmp_path / "agents.py"
-    file.write_text(AGENTS)
-    return file
-
-
 @pytest.mark.parametrize(
-    "key", ["path={}:agent", "path={}:on_anthropic", "default_agent_loop={}:Loop", "path={}:AgentExecutor"]
+    ("key", "text"),
+    [
+        ("path={}:agent", FUNCTION),
+        ("path={}:agent", ON_ANTHROPIC),
+        ("default_agent_loop={}:Loop", LOOP),
+        ("path={}:AgentExecutor", EXECUTOR),
+        (f"command={sys.executable} {{}}", PROGRAM),
+    ],
+    ids=["openai", "anthropic", "loop", "executor", "program"],
 )
-def test_an_agent_trains(tmp_path: Path, file: Path, key: str) -> None:
-    directory = tmp_path / "run"
+def test_an_agent_trains(tmp_path: Path, key: str, text: str) -> None:
+    directory, file = tmp_path / "run", tmp_path / "agents.py"
+    file.write_text(text)
     turn = "actor_rollout_ref.rollout.multi_turn.max_turn_length=8"
     train(directory, 2, f"{SECTION}.{key.format(file)}", "data.max_response_length=48", turn)
     steps = [record for record in records(directory) if "episode/turns/mean" in record]
@@ -85,13 +99,3 @@ def test_an_agent_trains(tmp_path: Path, file: Path, key: str) -> None:
         assert (step["critic/score/mean"], step["reward/failed"]) == (0.25, 0)
         assert 1 <= step["episode/turns/mean"] <= 2 and step["episode/branched"] == 0
     assert not same(weights(directory, 1), weights(directory, 2))
-
-
-def test_a_program_is_an_agent(tmp_path: Path, file: Path) -> None:
-    lines = file.read_text().replace("from verl", "# from verl").replace("from openrlhf", "# from openrlhf")
-    program = lines.partition("class Loop")[0] + lines[lines.index("if __name__") :]
-    file.write_text(program)
-    directory = tmp_path / "run"
-    train(directory, 1, f"{SECTION}.command={sys.executable} {file}", "data.max_response_length=48")
-    [step] = [record for record in records(directory) if "episode/turns/mean" in record]
-    assert (step["critic/score/mean"], step["episode/turns/mean"]) == (0.25, 2)

@@ -16,7 +16,7 @@ from tests.unit.config.test_config_examples import EXAMPLES
 SFT_STEPS, STEPS, GAMES = 40, 12, 16
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_policy_begins_to_use_what_the_environment_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start mostly says 1, 1, 1. The rest of the way takes minutes: the next test."""
     monkeypatch.setattr("rloom.launch.run.draw_learning_curve", lambda metrics_file, picture: picture)

@@ -69,16 +69,20 @@ def computed(folder: Path) -> list[dict[str, float]]:
     ]
 
 
+ENVIRONMENT = (("multi_turn.environment={}:Game", "multi_turn.environment_kwargs.folder={}"), 24)
+AGENT = (("agent.path={}:agent", "agent.kwargs.folder={}"), 96)
+
+
 @pytest.mark.parametrize(
-    ("keys", "tokens"),
+    ("keys", "tokens", "workers"),
     [
-        (("multi_turn.environment={}:Game", "multi_turn.environment_kwargs.folder={}"), 24),
-        (("agent.path={}:agent", "agent.kwargs.folder={}"), 96),
+        pytest.param(*ENVIRONMENT, 1, marks=pytest.mark.long, id="environment"),
+        pytest.param(*ENVIRONMENT, 2, id="environment, two workers"),
+        pytest.param(*AGENT, 1, id="agent"),
     ],
-    ids=["environment", "agent"],
 )
 def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(
-    tmp_path: Path, keys: tuple[str, str], tokens: int
+    tmp_path: Path, keys: tuple[str, str], tokens: int, workers: int
 ) -> None:
     file = tmp_path / "game.py"
     file.write_text(GAME)
@@ -88,6 +92,7 @@ def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(
         f"{SECTION}.multi_turn.tool_timeout_s=600",
         f"data.max_response_length={tokens}",
         "algorithm.adv_estimator=rloo",
+        f"trainer.n_gpus_per_node={workers}",
     )
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     train(whole, 2, *overrides)
@@ -106,4 +111,7 @@ def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(
     (tmp_path / "block").unlink()
     train(killed, 2, *overrides)
     assert computed(killed) == computed(whole)
-    assert same(weights(killed, 2), weights(whole, 2))
+    files = (
+        ["model.safetensors"] if workers == 1 else [f"model_shards/rank_{rank}.safetensors" for rank in range(workers)]
+    )
+    assert all(same(weights(killed, 2, file=file), weights(whole, 2, file=file)) for file in files)

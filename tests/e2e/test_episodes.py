@@ -1,17 +1,17 @@
 """Runs whose answers have several turns: workers, resume, validation, rewards, a saved checkpoint."""
 
+import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from rloom.cli.checkpoints import evaluate
-from tests.e2e.runs import arguments, command, records, same, train, weights
+from tests.e2e.runs import command, fork, records, same, train, weights
 
 ENVIRONMENT = '''
 import os
@@ -38,6 +38,13 @@ class Slow(Digits):
         time.sleep(600)
 
 
+class Once:
+    def reset(self, **row): ...
+
+    def step(self, text):
+        return "", None, True
+
+
 class ToolsOnly:
     def reset(self, **row): ...
 
@@ -56,6 +63,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     assert [m["role"] for m in extra_info["messages"]] == ["user", *["assistant", "user"] * 2, "assistant"]
     assert abs(sum(extra_info["turn_scores"]) - extra_info["environment_reward"]) < 1e-9
     return {"score": extra_info["num_turns"], "turns": len(extra_info["turn_scores"])}
+"""
+DIGITS = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return sum(map(str.isdigit, solution_str)) / 10
 """
 KEY, LENGTH = "actor_rollout_ref.rollout.multi_turn.environment", "data.max_response_length=96"
 GRPO = "algorithm.adv_estimator=grpo"
@@ -83,6 +94,28 @@ def test_two_workers_a_resume_and_validations_change_no_episode(tmp_path: Path, 
         names = [name for name in NUMBERS if name in alone]
         assert [alone[name] for name in names] == pytest.approx([shared[name] for name in names], abs=1e-5) and names
     assert not same(weights(one, 1), weights(one, 2))
+
+
+def test_episodes_of_one_answer_are_a_run_without_an_environment_bit_for_bit(tmp_path: Path, file: Path) -> None:
+    """Samples, seeds, log-probs, advantages and weights of both models: an environment adds metrics alone."""
+    (tmp_path / "reward.py").write_text(DIGITS)
+    keys = (LENGTH, f"custom_reward_function.path={tmp_path}/reward.py")
+    plain, episodes = tmp_path / "plain", tmp_path / "episodes"
+    train(plain, 2, *keys)
+    train(episodes, 2, *keys, f"{KEY}={file}:Once")
+    timed = ("perf/", "timing", "val-aux/episode/", "episode/")
+    for one, other in zip(records(plain), records(episodes), strict=True):
+        assert other["episode/turns/mean"] == 1
+        assert {name: value for name, value in other.items() if not name.startswith(timed)} == {
+            name: value for name, value in one.items() if not name.startswith(timed)
+        }
+    for step in (1, 2):
+        one = pq.read_table(plain / "rollouts" / "train" / f"{step}.parquet")
+        other = pq.read_table(episodes / "rollouts" / "train" / f"{step}.parquet")
+        assert {"tokens", "turns", "logprobs", "advantages", "ratio", "version", "score"} <= {*one.column_names}
+        assert one.equals(other.select(one.column_names))
+        assert len({*one["length"].to_pylist()}) > 1
+        assert all(same(weights(plain, step, role), weights(episodes, step, role)) for role in ("actor", "critic"))
 
 
 def test_a_function_receives_the_conversation_and_replaces_the_reward_of_the_environment(
@@ -127,14 +160,14 @@ def test_a_checkpoint_is_validated_with_its_environment(
 
 def test_a_second_signal_in_the_middle_of_an_episode_ends_the_run_and_its_processes(tmp_path: Path, file: Path) -> None:
     """The first one lets the step end, which waits for the environment."""
-    given = arguments(tmp_path / "run", 1, GRPO, LENGTH, f"{KEY}={file}:Slow")
-    with subprocess.Popen([sys.executable, "-m", "rloom", "train", *given], stderr=subprocess.PIPE, text=True) as run:
-        wait_until((tmp_path / "pids").exists)
-        run.send_signal(signal.SIGTERM)
-        time.sleep(1)
-        run.send_signal(signal.SIGTERM)
-        _, errors = run.communicate(timeout=60)
-    assert run.returncode == 130, errors
+    run = fork(tmp_path / "run", 1, GRPO, LENGTH, f"{KEY}={file}:Slow")
+    wait_until((tmp_path / "pids").exists)
+    assert run.pid is not None
+    os.kill(run.pid, signal.SIGTERM)
+    time.sleep(1)
+    os.kill(run.pid, signal.SIGTERM)
+    run.join(60)
+    assert run.exitcode == 130, (tmp_path / "run.log").read_text()[-2000:]
     for pid in (tmp_path / "pids").read_text().split():
         wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
 
@@ -165,7 +198,7 @@ def test_keys_of_episodes_are_checked_before_torch_is_loaded(
 
 def test_a_name_that_the_file_does_not_have(tmp_path: Path, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert command(tmp_path / "run", 1, f"{KEY}={file}:Digit") == 2
-    assert f"{KEY}={file}:Digit: {file} has no 'Digit'; it has Digits, Slow, ToolsOnly" in capfd.readouterr().err
+    assert f"{KEY}={file}:Digit: {file} has no 'Digit'; it has Digits, Once, Slow, ToolsOnly" in capfd.readouterr().err
     (tmp_path / "broken.py").write_text("class A(:")
     assert command(tmp_path / "run", 1, f"{KEY}={tmp_path}/broken.py:A") == 2
     assert "cannot be loaded (SyntaxError" in capfd.readouterr().err

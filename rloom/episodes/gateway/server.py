@@ -276,6 +276,7 @@ class Gateway:
             return await send_json(send, set_reward(session, request.key, body))
         dialect = DIALECTS[path.removesuffix("/count_tokens")]
         asked = dialect.read(body, session)
+        session.check_length(asked.messages)
         texts = session.run.writer.texts
         if path == COUNT_TOKENS:
             started = texts.template.start(asked.messages, asked.tools)

@@ -308,9 +308,10 @@ def test_a_list_that_cannot_be_read_is_an_error_before_training(tmp_path):
         assert sentence in str(error.value)
 
 
+# as their files have it; importing torch takes longer than the rest
+TENSOR = "import torch\nnumber = lambda done: torch.tensor([float(done)])\n"
 INSTANCES = textwrap.dedent(
     """
-    import torch
     from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
 
     class AgentInstance(AgentInstanceBase):
@@ -326,8 +327,8 @@ INSTANCES = textwrap.dedent(
             assert states["label"] == "7"
             done = states["action_text"] == states["label"]
             return {
-                "rewards": torch.tensor([float(done)]),
-                "scores": torch.tensor([float(done)]),
+                "rewards": number(done),
+                "scores": number(done),
                 "environment_feedback": "" if done else "\\n<user> wrong\\n<bot> ",
                 "done": done,
                 "sampling_params": states["sampling_params"],
@@ -353,10 +354,10 @@ INSTANCES = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("name", ["AgentExecutor", "AgentInstance"])
-def test_feedback_of_an_openrlhf_agent_is_added_as_it_is(tmp_path, name):
+@pytest.mark.parametrize(("name", "number"), [("AgentExecutor", TENSOR), ("AgentInstance", "number = float\n")])
+def test_feedback_of_an_openrlhf_agent_is_added_as_it_is(tmp_path, name, number):
     file = tmp_path / "agent_func.py"
-    file.write_text(INSTANCES)
+    file.write_text(number + INSTANCES)
     answers = ["5", "6", "7"]
     [record], [sampled] = run(agent_driver(setup_of(path=f"{file}:{name}")), answer=lambda _, turn: answers[turn])
     assert (record.failure, record.reward, record.turns) == (None, 1.0, 3)

@@ -37,7 +37,6 @@ with open(os.environ["FILE"], "w") as file:
 AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
     """
     import asyncio, json, os, subprocess, sys, time, urllib.request
-    import anthropic, openai
     from openai import AsyncOpenAI, OpenAI
 
     async def counts(base_url, row, turns=3, **kwargs):
@@ -52,14 +51,6 @@ AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
         client = OpenAI()
         found = client.chat.completions.create(model="policy", messages=row["prompt"])
         return {"reward": 0.5, "found": found.choices[0].message.content}
-
-    async def on_anthropic(base_url, row, **kwargs):
-        client = anthropic.AsyncAnthropic()
-        messages = list(row["prompt"])
-        for _ in range(2):
-            found = await client.messages.create(model="policy", max_tokens=50, messages=messages)
-            messages += [{"role": "assistant", "content": found.content[0].text}, {"role": "user", "content": "go on"}]
-        return 1
 
     class Workflow:
         def __init__(self, reward=0.0):
@@ -102,17 +93,37 @@ AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
 
     def says_nothing(base_url, row, **kwargs):
         OpenAI().chat.completions.create(model="policy", messages=row["prompt"])
+    """
+)
+ANTHROPIC = textwrap.dedent(
+    """
+    import anthropic
+
+    async def on_anthropic(base_url, row, **kwargs):
+        client = anthropic.AsyncAnthropic()
+        messages = list(row["prompt"])
+        for _ in range(2):
+            found = await client.messages.create(model="policy", max_tokens=50, messages=messages)
+            messages += [{"role": "assistant", "content": found.content[0].text}, {"role": "user", "content": "go on"}]
+        return 1
+    """
+)
+# without an SDK: importing one takes longer than an episode
+FAULTY = textwrap.dedent(
+    """
+    import json, os, subprocess, sys, time, urllib.error, urllib.request
 
     def faulty(base_url, row, **kwargs):
         what = row["what"]
         if what == "never calls":
             return 1.0
+        body = json.dumps({"model": "p", "messages": row["prompt"]}).encode()
+        ask = lambda body=body: urllib.request.urlopen(base_url + "/chat/completions", body).read()
         if what == "refused":
             try:
-                OpenAI().chat.completions.create(model="p", messages=row["prompt"], response_format={"type": "json"})
-            except openai.BadRequestError:
+                ask(json.dumps({"messages": row["prompt"], "response_format": {"type": "json"}}).encode())
+            except urllib.error.HTTPError:
                 return 1.0
-        ask = lambda messages=None: OpenAI().chat.completions.create(model="p", messages=messages or row["prompt"])
         ask()
         if what == "raise":
             raise ValueError("no such move")
@@ -139,8 +150,8 @@ AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
             while True:
                 try:
                     ask()
-                except openai.BadRequestError:
-                    pass
+                except urllib.error.HTTPError:
+                    time.sleep(0.05)
         if what == "leaves":
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
             open(row["file"], "w").write(str(child.pid))
@@ -149,7 +160,6 @@ AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
             import socket
             host, port = base_url.split("/")[2].split(":")
             with socket.create_connection((host, int(port))) as dropped:
-                body = json.dumps({"model": "p", "messages": row["prompt"]}).encode()
                 path = base_url.split(":" + port)[1] + "/chat/completions"
                 head = f"POST {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
                 dropped.sendall(head.encode() + body)
@@ -167,9 +177,10 @@ AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
 
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory):
-    file = tmp_path_factory.mktemp("agents") / "my_agents.py"
-    file.write_text(AGENTS)
-    return file
+    folder = tmp_path_factory.mktemp("agents")
+    for name, text in (("my_agents.py", AGENTS), ("on_anthropic.py", ANTHROPIC), ("faulty.py", FAULTY)):
+        (folder / name).write_text(text)
+    return folder / "my_agents.py"
 
 
 def of(agents, name, **given):
@@ -199,7 +210,7 @@ def test_a_plain_function_finds_the_address_in_its_variables(agents):
 
 
 def test_an_agent_of_anthropics_sdk(agents):
-    [record], [sampled] = run(of(agents, "on_anthropic"))
+    [record], [sampled] = run(of(agents.with_name("on_anthropic.py"), "on_anthropic"))
     assert (record.reward, record.branched, trained(record)) == (1.0, 0, sampled) and len(sampled) == 2
 
 
@@ -331,7 +342,7 @@ def test_a_program_gets_the_reward_key_with_its_row_if_a_key_says_so(tmp_path):
 
 def faults(agents, *whats, limits=LIMITS, answer=lambda number, turn: "7", **columns):
     rows = {n: {"what": what, **columns} for n, what in enumerate(whats)}
-    return run(of(agents, "faulty"), len(whats), limits=limits, rows=rows, answer=answer)
+    return run(of(agents.with_name("faulty.py"), "faulty"), len(whats), limits=limits, rows=rows, answer=answer)
 
 
 def test_a_fault_ends_its_own_episode_with_its_reason(agents):

@@ -72,6 +72,9 @@ def test_a_scoring_pass_gives_the_recorded_logprobs(family, tmp_path):
         records |= dict(turns.take_finished())
     found = [t for n in range(12) for t in episode_trajectories(records[n], prompts[n], n, Score(1.0))]
     assert max(t.branch for t in found) >= 1 and max(len(t.turns) for t in found) >= 3
+    assert sum(record.reused_tokens for record in records.values()) > 0  # keys and values of the turns before
+    for one in found:  # the experts of every token before the last one that was sampled
+        assert one.experts_LMK is None or bool((one.experts_LMK[: one.turns[-1].stop - 1] >= 0).all())
     batch = Batch.pack(found)
     assert (batch.experts_TMK is not None) == (family in MOE_FAMILIES)
     difference_A = (engine.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs()

@@ -146,6 +146,12 @@ def test_a_list_of_tools_that_moves_rewrites_the_past():
     assert record(make_tokenizer(CHATML), [QUESTION], turns, [{"name": "add"}]) is not None
 
 
+def test_a_past_that_is_written_with_as_many_other_letters_is_rewritten():
+    """The number of messages at the beginning, as templates write a date there."""
+    tokenizer = make_tokenizer("{{- '<|im_start|>system\n' + messages | length | string + '<|im_end|>\n' -}}" + CHATML)
+    assert record(tokenizer, [QUESTION], [("7", "<|im_end|>", [user("higher")])]) is None
+
+
 def test_a_long_conversation_is_rendered_and_located_in_milliseconds():
     """100 turns, 32,000 tokens. The text before an answer is compared at once, not a character at a time."""
     template = TurnTemplate(tokenizer_for("chatml"))

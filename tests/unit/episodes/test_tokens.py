@@ -7,16 +7,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from rloom.batch import Batch
 from rloom.episodes.base import EpisodeLimits
-from rloom.episodes.record import episode_trajectories
 from rloom.episodes.runner import EpisodeRow, EpisodeRunner, LimitReached
 from rloom.episodes.writer import EpisodeWriter
 from rloom.launch.episodes import marked_decoder
 from rloom.rollout.base import Completion, Request, Sampling
-from rloom.types import Prompt, Score
+from rloom.types import Prompt
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
-from tests.unit.episodes.engines import answer_all, texts_for
+from tests.unit.episodes.engines import SampledAnswers, answer_all, texts_for
 
 EPISODES = 2000
 PIECES = [
@@ -37,35 +35,18 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
 @dataclass
-class Sampled:
-    request: Request
-    completion: Completion
-
-
-@dataclass
 class RandomEngine:
-    """Answers with random tokens, which need not be those of any text, and log-probs that no other token has."""
+    """Answers with random tokens, which need not be those of any text."""
 
     name: str
     stop: int
     vocabulary: int
-    answers: list[Sampled] = field(default_factory=list)
-    drawn: int = 0
+    sampled: SampledAnswers = field(default_factory=SampledAnswers)
 
     def answer(self, number: int, request: Request) -> Completion:
         draw = random.Random(request.seed)
-        tokens = self.tokens(draw)
-        finished = draw.random() < 0.9
-        tokens = [token for token in tokens if token != self.stop] + [self.stop] * finished
-        if len(tokens) > request.sampling.max_new_tokens:
-            tokens, finished = tokens[: request.sampling.max_new_tokens], False
-        tokens = tokens or [self.stop]
-        finished = tokens[-1] == self.stop
-        logprobs_L = -torch.arange(self.drawn + 1, self.drawn + 1 + len(tokens), dtype=torch.float32)
-        self.drawn += len(tokens)
-        completion = Completion(number, torch.tensor(tokens), logprobs_L, finished, version=draw.randrange(3))
-        self.answers.append(Sampled(request, completion))
-        return completion
+        tokens = [token for token in self.tokens(draw) if token != self.stop] + [self.stop] * (draw.random() < 0.9)
+        return self.sampled.add(number, request, tokens or [self.stop], self.stop, version=draw.randrange(3))
 
     def tokens(self, draw: random.Random) -> list[int]:
         if draw.random() < 0.2:
@@ -109,7 +90,9 @@ class RandomDriver:
     async def with_tokens(self, run, draw) -> None:
         tokens = [draw.randrange(50) for _ in range(5)]
         for _ in range(draw.randrange(1, 6)):
-            answer = await run.answer(run.writer.read_tokens(tokens))
+            leaf = run.writer.read_tokens(tokens)
+            assert run.writer.episode.tokens(leaf) == tokens  # what the agent sent, whatever of it was recorded before
+            answer = await run.answer(leaf)
             if draw.random() < 0.2:
                 continue
             tokens = [*run.writer.episode.tokens(answer), *(draw.randrange(50) for _ in range(draw.randrange(4)))]
@@ -143,30 +126,10 @@ def run_episodes(name: str, count: int):
 
 def check(records, prompts, engine: RandomEngine) -> int:
     """Every sampled token is trained once, after the tokens that the engine had before it. Returns the tokens."""
-    found = [
-        (number, trajectory)
-        for number, (record, prompt) in enumerate(zip(records, prompts, strict=True))
-        for trajectory in episode_trajectories(record, prompt, number, Score(1.0))
-    ]
-    batch = Batch.pack([trajectory for _, trajectory in found])
-    assert not batch.rollout_logprobs_T[~batch.mask_T].any()
-    assert int(batch.mask_T.sum()) == engine.drawn
-    by_first_logprob = {float(one.completion.logprobs_L[0]): one for one in engine.answers}
-    ends = batch.length_N.cumsum(0).tolist()
-    for (number, trajectory), end in zip(found, ends, strict=True):
-        start = end - len(trajectory.tokens_L)
-        for turn in trajectory.turns:
-            tokens_L = batch.tokens_T[start + turn.start : start + turn.stop]
-            logprobs_L = batch.rollout_logprobs_T[start + turn.start : start + turn.stop]
-            sampled = by_first_logprob.pop(float(logprobs_L[0]))  # once
-            assert torch.equal(tokens_L, sampled.completion.tokens_L)
-            assert torch.equal(logprobs_L, sampled.completion.logprobs_L)
-            assert turn.version == sampled.completion.version
-            assert batch.tokens_T[start : start + turn.start].tolist() == list(sampled.request.tokens)
-            assert batch.mask_T[start + turn.start : start + turn.stop].all()
-            assert sampled.request.conversation == number
-    assert not by_first_logprob  # none is missing
-    return engine.drawn
+    trajectories, left = engine.sampled.check(records, prompts)
+    assert left == []
+    assert sum(map(len, (trajectory.answer_tokens for trajectory in trajectories))) == engine.sampled.drawn
+    return engine.sampled.drawn
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
