@@ -48,6 +48,22 @@ class EndedConversation:
 
     conversation: int
 
+    def drops(self, index: int, request: Request) -> bool:
+        return request.conversation == self.conversation
+
+
+@dataclass(frozen=True)
+class CancelledRequest:
+    """In place of a request: nobody waits for the answer to this one. It may have finished already."""
+
+    index: int  # of the request, as counted in this stream
+
+    def drops(self, index: int, request: Request) -> bool:
+        return index == self.index
+
+
+StreamItem = Request | EndedConversation | CancelledRequest
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -124,7 +140,7 @@ class Rollout(Protocol):
 
     def generate_stream(
         self, report_every_s: float = REPORT_EVERY_S
-    ) -> Generator[list[tuple[int, Completion]], Sequence[Request | EndedConversation], None]:
+    ) -> Generator[list[tuple[int, Completion]], Sequence[StreamItem], None]:
         """Send it requests, maybe none; it yields what finished in the next `report_every_s`, or earlier if all has.
 
         The answer of a conversation is yielded at once, since the next turn waits for it. Each completion has the index
@@ -139,10 +155,11 @@ class Rollout(Protocol):
                     if isinstance(item, Request):
                         unfinished[self.submit(item)] = sent, item
                         sent, conversing = sent + 1, conversing or item.conversation is not None
-                    else:
-                        for number in [n for n, one in unfinished.items() if one[1].conversation == item.conversation]:
-                            self.cancel(number)
-                            del unfinished[number]
+                        continue
+                    for number in [number for number, one in unfinished.items() if item.drops(*one)]:
+                        self.cancel(number)
+                        del unfinished[number]
+                    if isinstance(item, EndedConversation):
                         self.end_conversation(item.conversation)
                 finished, polls = [], 0
                 until = time.monotonic() + (min(report_every_s, TURN_REPORT_S) if conversing else report_every_s)

@@ -17,7 +17,7 @@ from rloom.episodes.runner import Turns
 from rloom.episodes.template import RenderedConversation
 from rloom.net.loop import EventLoop
 from rloom.rollout import base
-from rloom.rollout.base import Completion, EndedConversation, Request, Rollout, Sampling
+from rloom.rollout.base import CancelledRequest, Completion, EndedConversation, Request, Rollout, Sampling, StreamItem
 from rloom.types import Prompt, Score
 
 NEVER_S = 10**6
@@ -73,7 +73,7 @@ def test_answers_of_conversations_are_reported_at_once_and_others_together(monke
         rollout = CountingRollout()
         stream, found = rollout.generate_stream(report_every_s=NEVER_S), []
         next(stream)
-        items: list[Request | EndedConversation] = [ask(3, conversations[0]), ask(7, conversations[1])]
+        items: list[StreamItem] = [ask(3, conversations[0]), ask(7, conversations[1])]
         while len(found) < len(polls):
             stream.send(items)
             items = []
@@ -89,6 +89,16 @@ def test_the_requests_of_an_ended_conversation_are_cancelled_and_its_cache_is_re
     assert list(rollout.left) == [1, 2]
     assert stream.send([EndedConversation(5)]) == [] and not rollout.left and rollout.ended == [5]
     assert indices(stream.send([ask(1, 6)])) == [3], "indices count requests only"
+
+
+def test_a_request_that_nobody_waits_for_is_cancelled_and_its_conversation_goes_on() -> None:
+    rollout = CountingRollout()
+    stream = rollout.generate_stream()
+    next(stream)
+    assert indices(stream.send([ask(2, 4), ask(10**9, 5), ask(10**9, 5)])) == [0]
+    assert stream.send([CancelledRequest(0), CancelledRequest(1)]) == [], "the first has finished"
+    assert list(rollout.left) == [2] and not rollout.ended
+    assert indices(stream.send([CancelledRequest(2), ask(1, 5)])) == [3]
 
 
 def test_an_engine_whose_episodes_all_wait_for_tools_is_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:
