@@ -1,12 +1,12 @@
 """Generation driven from Python, one forward pass at a time, on any device. S slots, all state on the device.
 
 The slot of a finished answer keeps its keys and values for the next request of its conversation, until the slot is
-needed.
+needed. The request reuses those of the tokens that it has in common.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.models.routing import routed, with_last_token
 from rloom.rollout.base import Request
 from rloom.rollout.native.sampler import sample_tokens, uniform_draws
-from rloom.rollout.native.scheduler import should_prefill
+from rloom.rollout.native.scheduler import PrefillPass, common_prefix, is_worth_cutting, should_prefill
 from rloom.rollout.native.session import Finished
 from rloom.rollout.native.slot_cache import DecodeAttention, PrefillAttention, SlotCache
 
@@ -27,6 +27,14 @@ class KeptSlot:
     slot: int
     conversation: int
     tokens: tuple[int, ...]  # of the request and the answer
+
+    def common(self, tokens: tuple[int, ...]) -> int:
+        """Tokens in the cache with which a request begins, which are reused: 0 if they are too few.
+
+        The last token of a request is always prefilled: its logits are needed.
+        """
+        common = common_prefix(self.tokens[:-1], tokens[:-1])
+        return common if is_worth_cutting(len(self.tokens) - 1, common) else 0
 
 
 class EagerSession:
@@ -83,13 +91,16 @@ class EagerSession:
             first = [*(self.requests[other].conversation in kept for other in self.waiting), False].index(False)
         self.waiting.insert(first, number)
 
+    @torch.inference_mode()
     def cancel(self, number: int) -> None:
         if number in self.waiting:
             self.waiting.remove(number)
             del self.requests[number]
         elif number in self.request_of:
-            self.limit_S[self.request_of.index(number)] = 0  # it ends with the next token
-            self.requests[number] = replace(self.requests[number], conversation=None)  # and is not kept
+            slot, request = self.request_of.index(number), self.requests.pop(number)
+            if self.reused.pop(number) and request.conversation is not None:  # its next request may continue it
+                self.kept.append(KeptSlot(slot, request.conversation, request.tokens))
+            self.close_gaps({slot})
 
     @property
     def keeps_conversations(self) -> bool:
@@ -146,20 +157,21 @@ class EagerSession:
         """
         index_of: dict[tuple[int, ...] | int, int] = {}  # of a prompt, or of a continued request by its number
         prompts = list[tuple[int, ...]]()
-        reused, slots, starts, tokens = [], [], [], 0
+        reused, slots, starts = [], [], []
+        size = PrefillPass(self.max_prefill_tokens, pads=True)
         while self.waiting and self.count < self.cache.slots:
             number, slot = self.waiting[0], self.count
             request = self.requests[number]
             kept = self.continued(request)
-            cached = 0 if kept is None else len(kept.tokens) - 1
+            cached = 0 if kept is None else kept.common(request.tokens)
             key = request.tokens if kept is None else number
             if key not in index_of:
-                if prompts and tokens + len(request.tokens) - cached > self.max_prefill_tokens:
+                if not size.fits(len(request.tokens) - cached, cached):
                     break
                 index_of[key] = len(prompts)
                 prompts.append(request.tokens[cached:])
                 reused.append(cached)
-                tokens += len(request.tokens) - cached
+                size.add(len(request.tokens) - cached, cached)
             self.clear_slot(slot, kept)
             slots.append(slot)
             starts.append(index_of[key])
@@ -175,13 +187,9 @@ class EagerSession:
         return prompts, reused, slot_S, prompt_S
 
     def continued(self, request: Request) -> KeptSlot | None:
-        """The longest kept sequence with which the request begins."""
-        found = [
-            kept
-            for kept in self.kept
-            if kept.conversation == request.conversation and request.tokens[: len(kept.tokens)] == kept.tokens
-        ]
-        return max(found, key=lambda kept: len(kept.tokens), default=None)
+        """The kept sequence of which the request reuses most."""
+        kept = [one for one in self.kept if one.conversation == request.conversation and one.common(request.tokens)]
+        return max(kept, key=lambda one: one.common(request.tokens), default=None)
 
     def clear_slot(self, slot: int, continued: KeptSlot | None) -> None:
         """Prepare a slot for a sequence, with the cache of the one that it continues. The sequence kept there moves.
