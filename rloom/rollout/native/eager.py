@@ -15,7 +15,13 @@ from rloom.models.network import PolicyNetwork
 from rloom.models.routing import routed, with_last_token
 from rloom.rollout.base import Request
 from rloom.rollout.native.sampler import sample_tokens, uniform_draws
-from rloom.rollout.native.scheduler import PrefillPass, common_prefix, is_worth_cutting, should_prefill
+from rloom.rollout.native.scheduler import (
+    PrefillPass,
+    common_prefix,
+    enough_turns,
+    is_worth_cutting,
+    should_prefill,
+)
 from rloom.rollout.native.session import Finished
 from rloom.rollout.native.slot_cache import DecodeAttention, PrefillAttention, SlotCache
 
@@ -57,6 +63,7 @@ class EagerSession:
         self.request_of: list[int] = []  # of each running slot
         self.reused: dict[int, int] = {}  # tokens of running requests that were in the cache
         self.kept: list[KeptSlot] = []  # the one that waits longest first
+        self.waited = 0  # passes since requests wait
         slots, longest = cache.slots, self.longest
         self.token_S = torch.zeros(slots, dtype=torch.long, device=device)
         self.position_S = torch.zeros(slots, dtype=torch.long, device=device)  # of token_S
@@ -118,11 +125,19 @@ class EagerSession:
     @torch.inference_mode()
     def advance(self) -> list[Finished]:
         """One pass through the model."""
-        if should_prefill(len(self.waiting), self.count, self.cache.slots):
+        if self.should_admit():
             self.prefill()
+            self.waited = 0
         elif self.count:
             self.decode()
+            self.waited += bool(self.waiting)
         return self.take_finished()
+
+    def should_admit(self) -> bool:
+        if not should_prefill(len(self.waiting), self.count, self.cache.slots):
+            return False
+        conversing = self.requests[self.waiting[0]].conversation is not None
+        return not conversing or enough_turns(len(self.waiting), self.count, self.waited)
 
     def prefill(self) -> None:
         """Each prompt is computed once, whatever the number of its answers."""
@@ -157,58 +172,87 @@ class EagerSession:
         """
         index_of: dict[tuple[int, ...] | int, int] = {}  # of a prompt, or of a continued request by its number
         prompts = list[tuple[int, ...]]()
-        reused, slots, starts = [], [], []
+        reused, slots, starts, running = [], [], [], self.count
         size = PrefillPass(self.max_prefill_tokens, pads=True)
         while self.waiting and self.count < self.cache.slots:
             number, slot = self.waiting[0], self.count
             request = self.requests[number]
             kept = self.continued(request)
-            cached = 0 if kept is None else kept.common(request.tokens)
             key = request.tokens if kept is None else number
-            if key not in index_of:
+            if kept is None:
+                self.clear_slot(slot)
+            if key in index_of:
+                holder = slots[starts.index(index_of[key])]
+            else:
+                holder = self.holder(request, running) if kept is None else None
+                cached = len(request.tokens) - 1 if holder is not None else 0
+                cached = cached if kept is None else kept.common(request.tokens)
                 if not size.fits(len(request.tokens) - cached, cached):
                     break
                 index_of[key] = len(prompts)
                 prompts.append(request.tokens[cached:])
                 reused.append(cached)
                 size.add(len(request.tokens) - cached, cached)
-            self.clear_slot(slot, kept)
-            slots.append(slot)
             starts.append(index_of[key])
-            self.reused[number] = cached
-            self.position_S[slot] = len(request.tokens) - 1
-            self.written_S[slot] = 0
-            self.limit_S[slot] = request.sampling.max_new_tokens
-            draws = uniform_draws([request])
-            if draws is not None:
-                self.uniform[slot, : draws.shape[1]] = draws[0]
+            slots.append(slot)
+            self.reused[number] = reused[starts[-1]]
+            if kept is not None:
+                self.take_over(kept, slot)
+            elif self.reused[number] and holder is not None:
+                self.cache.copy(holder, slot, self.reused[number])
+            self.begin(slot, request)
             self.request_of.append(self.waiting.popleft())
         slot_S, prompt_S = torch.tensor([slots, starts], device=self.device)
         return prompts, reused, slot_S, prompt_S
+
+    def begin(self, slot: int, request: Request) -> None:
+        self.position_S[slot] = len(request.tokens) - 1
+        self.written_S[slot] = 0
+        self.limit_S[slot] = request.sampling.max_new_tokens
+        draws = uniform_draws([request])
+        if draws is not None:
+            self.uniform[slot, : draws.shape[1]] = draws[0]
+
+    def holder(self, request: Request, running: int) -> int | None:
+        """A slot, of those that run and those that are kept, in which a sequence begins with the whole request.
+
+        Episodes of a prompt do not begin at one time, and would compute it as often; the answers of a run without
+        conversations do.
+        """
+        if request.conversation is None:
+            return None
+        length = len(request.tokens)
+        found = [n for n in range(running) if self.requests[self.request_of[n]].tokens[:length] == request.tokens]
+        found = found or [one.slot for one in self.kept if one.tokens[:length] == request.tokens]
+        return found[0] if found else None
 
     def continued(self, request: Request) -> KeptSlot | None:
         """The kept sequence of which the request reuses most."""
         kept = [one for one in self.kept if one.conversation == request.conversation and one.common(request.tokens)]
         return max(kept, key=lambda one: one.common(request.tokens), default=None)
 
-    def clear_slot(self, slot: int, continued: KeptSlot | None) -> None:
-        """Prepare a slot for a sequence, with the cache of the one that it continues. The sequence kept there moves.
-
-        If no other slot is free for it, the one that waits longest is dropped.
-        """
-        held = next((kept for kept in self.kept if kept.slot == slot), None)
-        if continued is not None:
-            self.kept.remove(continued)
-            if held is not continued:
-                self.move([continued.slot, slot], [slot, continued.slot])
-            if held is not None:
-                held.slot = continued.slot
-        elif held is not None:
+    def clear_slot(self, slot: int) -> None:
+        """Move what is kept in a slot to another one. If none is free, the sequence that waits longest is dropped."""
+        held = self.kept_in(slot)
+        if held is not None:
             others = set(range(slot + 1, self.cache.slots)) - {kept.slot for kept in self.kept}
             target = others.pop() if others else self.kept.pop(0).slot
             if target != slot:
                 self.move([slot], [target])
                 held.slot = target
+
+    def take_over(self, continued: KeptSlot, slot: int) -> None:
+        """Move a kept sequence to the slot in which it goes on, and what is kept there to the slot that it leaves."""
+        held = self.kept_in(slot)
+        self.kept.remove(continued)
+        if held is None:
+            self.move([continued.slot], [slot])
+        elif held is not continued:
+            self.move([continued.slot, slot], [slot, continued.slot])
+            held.slot = continued.slot
+
+    def kept_in(self, slot: int) -> KeptSlot | None:
+        return next((kept for kept in self.kept if kept.slot == slot), None)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         self.cache.move(*torch.tensor([source, target], device=self.device))

@@ -55,6 +55,12 @@ def is_worth_cutting(cached: int, common: int) -> bool:
     return 2 * common >= cached
 
 
+def enough_turns(waiting: int, running: int, waited_steps: int) -> bool:
+    """Turns of conversations come one by one, and a prefill pass takes as long as several steps: those that are few
+    beside the running sequences wait for others, but not for long."""
+    return waiting > running // 8 or waited_steps >= TURN_WAIT_STEPS
+
+
 @dataclass
 class PrefillPass:
     """The size of a prefill pass. P sequences, each with new tokens and with a context: those and the tokens in the
@@ -91,6 +97,7 @@ class SharedPrompt:
     tokens: tuple[int, ...]
     pages: list[int]
     readers: int = 0
+    prefilled: bool = False  # its pass has been launched
 
 
 class Progress(NamedTuple):
@@ -133,6 +140,7 @@ class RunningSequence:
     progress: Progress | None = None  # before it was preempted
     earlier: tuple[int, ...] = ()  # own tokens before the answer, iff it continues a kept sequence
     reused: int = 0  # of them, in the cache already
+    shares_cache: bool = False  # the prompt is in the cache already: of another episode
     collected: bool = False  # it has ended, was cancelled or was preempted
 
     @property
@@ -152,14 +160,17 @@ class RunningSequence:
     @property
     def reused_tokens(self) -> int:
         """Tokens in the cache before its prefill pass."""
-        return len(self.prompt.tokens) + self.reused if self.earlier else 0
+        if self.earlier:
+            return len(self.prompt.tokens) + self.reused
+        return len(self.prompt.tokens) - 1 if self.shares_cache else 0  # the last one's logits are needed
 
     @property
     def prefill_tokens(self) -> list[int]:
         """The input of its prefill pass."""
         if self.earlier:
             return [*self.earlier[self.reused :]]
-        return [*self.prompt.tokens, *([] if self.progress is None else self.progress.tokens_L.tolist())]
+        resumed = [] if self.progress is None else self.progress.tokens_L.tolist()
+        return [*self.prompt.tokens[self.reused_tokens :], *resumed]
 
     def cached_tokens(self, step: int) -> int:
         """The most own tokens in the cache once this step has run. A finished sequence writes its last one again."""
@@ -218,13 +229,10 @@ class Scheduler:
         return max((sequence.last_step for sequence in self.running), default=self.step) - self.step
 
     def should_admit(self) -> bool:
-        """Turns of conversations come one by one, and a prefill pass takes as long as several steps: those that are few
-        beside the running sequences wait for others, but not for long."""
         if not should_prefill(len(self.waiting), len(self.running), self.most_running):
             return False
-        few = len(self.waiting) <= len(self.running) // 8
         conversing = self.requests[self.waiting[0]].conversation is not None
-        return not (few and conversing and self.step - self.waits_since < TURN_WAIT_STEPS)
+        return not conversing or enough_turns(len(self.waiting), len(self.running), self.step - self.waits_since)
 
     def admit(self, max_tokens: int) -> list[RunningSequence]:
         """Start waiting requests, in order, while slots and pages last; at most `max_tokens` in the prefill pass."""
@@ -238,7 +246,8 @@ class Scheduler:
             kept, common = self.continued(request) if progress is None else (None, 0)
             key = request.tokens if progress is None and kept is None else number
             length = len(request.tokens) + (0 if progress is None else len(progress.tokens_L))
-            reused = 0 if kept is None else len(kept.prompt.tokens) + common
+            shares = progress is None and kept is None and self.has_prefilled(request)
+            reused = len(request.tokens) - 1 if shares else 0 if kept is None else len(kept.prompt.tokens) + common
             if key not in passes and (len(passes) == MAX_PROMPTS or not size.fits(length - reused, reused)):
                 break
             sequence = self.allocate(number, request, progress, kept, common, reserved)
@@ -248,10 +257,13 @@ class Scheduler:
             if key not in passes:
                 passes.add(key)
                 size.add(length - reused, reused)
+            sequence.shares_cache = shares
             reserved += self.reserve(sequence)
             admitted.append(sequence)
             self.waiting.popleft()
             self.progress.pop(number, None)
+        for sequence in admitted:
+            sequence.prompt.prefilled = True
         self.running += admitted
         self.waits_since = self.step
         return admitted
@@ -303,6 +315,12 @@ class Scheduler:
             self.drop(request.conversation, kept)
         self.extend(sequence, own - len(sequence.pages))
         return sequence
+
+    def has_prefilled(self, request: Request) -> bool:
+        """Whether an episode can begin with the prompt in the cache. Episodes of a prompt do not begin at one time, and
+        would compute it as often; the answers of a run without conversations do."""
+        prompt = None if request.conversation is None else self.prompts.get(request.tokens)
+        return prompt is not None and prompt.prefilled
 
     def continued(self, request: Request) -> tuple[KeptSequence | None, int]:
         """The kept sequence of which the request reuses most, if its pages can be those of the request.

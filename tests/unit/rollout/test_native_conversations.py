@@ -173,9 +173,30 @@ def test_a_branch_does_not_continue_and_the_other_one_still_does(make: Callable[
     rewritten = (63, *past[1:], 9, 9)
     changed = answer(rollout, Request(rewritten, sampling, 2, conversation=7))
     longer = answer(rollout, Request((*past, 9, 9), sampling, 3, conversation=7))
-    other = answer(rollout, Request((*past, 9, 9), sampling, 3, conversation=8))
+    other = answer(rollout, Request((*past, 9, 8), sampling, 3, conversation=8))
     assert [one.reused_tokens for one in (first, changed, longer, other)] == [0, 0, len(past) - 1, 0]
-    assert_same([changed, longer], [answer(make(), Request(rewritten, sampling, 2)), other])
+    whole = [Request(rewritten, sampling, 2), Request((*past, 9, 9), sampling, 3), Request((*past, 9, 8), sampling, 3)]
+    assert_same([changed, longer, other], [answer(make(), request) for request in whole])
+
+
+@pytest.mark.parametrize("conversing", [True, False])
+def test_episodes_that_begin_later_reuse_their_prompt(make: Callable[..., NativeRollout], conversing: bool) -> None:
+    """Without conversations a prompt is computed with the answers that begin together."""
+    rollout, sampling = make(), replace(SAMPLING, max_new_tokens=5)
+    requests = [Request(LONG, sampling, n, conversation=n if conversing else None) for n in range(5)]
+    found = list[Completion]()
+    first = rollout.submit(requests[0])
+    rollout.poll()
+    waiting = {rollout.submit(request) for request in requests[1:3]}
+    while not waiting <= {one.request for one in found}:
+        found += rollout.poll()
+    assert first in {one.request for one in found}
+    waiting = {rollout.submit(request) for request in requests[3:]}  # the others have ended
+    while len(found) < 5:
+        found += rollout.poll()
+    found.sort(key=lambda one: one.request)
+    assert [one.reused_tokens for one in found] == [0, 5, 5, 5, 5] if conversing else [0, 0, 0, 0, 0]
+    assert_same(found, [answer(make(), replace(request, conversation=None)) for request in requests])
 
 
 @pytest.mark.parametrize("new", [(), (9,), (9, 8, 7, 6, 5, 4, 3)])
