@@ -238,7 +238,7 @@ class EagerSession:
             others = set(range(slot + 1, self.cache.slots)) - {kept.slot for kept in self.kept}
             target = others.pop() if others else self.kept.pop(0).slot
             if target != slot:
-                self.move([slot], [target])
+                self.cache.copy(slot, target, len(held.tokens) - 1)
                 held.slot = target
 
     def take_over(self, continued: KeptSlot, slot: int) -> None:
@@ -246,7 +246,7 @@ class EagerSession:
         held = self.kept_in(slot)
         self.kept.remove(continued)
         if held is None:
-            self.move([continued.slot], [slot])
+            self.cache.copy(continued.slot, slot, len(continued.tokens) - 1)
         elif held is not continued:
             self.move([continued.slot, slot], [slot, continued.slot])
             held.slot = continued.slot
