@@ -172,7 +172,8 @@ class EagerSession:
         """
         index_of: dict[tuple[int, ...] | int, int] = {}  # of a prompt, or of a continued request by its number
         prompts = list[tuple[int, ...]]()
-        reused, slots, starts, running = [], [], [], self.count
+        reused, slots, starts = list[int](), list[int](), list[int]()
+        running, holder = self.count, None  # a slot that holds the prompt
         size = PrefillPass(self.max_prefill_tokens, pads=True)
         while self.waiting and self.count < self.cache.slots:
             number, slot = self.waiting[0], self.count

@@ -387,7 +387,7 @@ class Scheduler:
         prompts = {
             id(kept.prompt): kept.prompt for kept in candidates if readers[id(kept.prompt)] == kept.prompt.readers
         }
-        return sum(len(one.pages) for one in (*candidates, *prompts.values()))
+        return sum(len(one.pages) for one in candidates) + sum(len(one.pages) for one in prompts.values())
 
     def extend(self, sequence: RunningSequence, count: int) -> None:
         first = len(sequence.prompt.pages) + len(sequence.pages)
