@@ -71,7 +71,9 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_session, "STEPS", 3)
 
 
-def paged_rollout(network: PolicyNetwork, *, pages: int | None = None, max_sequences: int = 6) -> NativeRollout:
+def paged_rollout(
+    network: PolicyNetwork, *, pages: int | None = None, max_sequences: int = 6, records_routing: bool = False
+) -> NativeRollout:
     rollout = NativeRollout(
         network,
         owner=engine_of(network, Placement(torch.device("cpu"))),
@@ -79,6 +81,7 @@ def paged_rollout(network: PolicyNetwork, *, pages: int | None = None, max_seque
         max_prefill_tokens=24,
         memory_share=0.1,
         free_cache=True,
+        records_routing=records_routing,
     )
     rollout.uses_graphs, rollout.page_tokens = True, PAGE
     if pages is not None:

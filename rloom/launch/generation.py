@@ -1,7 +1,7 @@
 """A model that answers prompts without a run: for `rloom chat` and `rloom.generate`."""
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,17 @@ class TextGenerator:
     def episode(
         self, runner: EpisodeRunner, prompt: Prompt, sampling: Sampling, seed: int
     ) -> Generator[str, None, None]:
-        """An episode, as text: turns in pieces as they are generated, and what is between them."""
-        watched = Watched(runner.driver)
+        """An episode, as text: turns in pieces as they are generated, and what is between them.
+
+        `sampling.max_new_tokens` bounds each turn.
+        """
+        watched, limits = Watched(runner.driver), runner.limits
+        turn_tokens = min(sampling.max_new_tokens, limits.turn_tokens or sampling.max_new_tokens)
+        runner = replace(runner, driver=watched, limits=replace(limits, turn_tokens=turn_tokens))
         row = EpisodeRow(0, 0, prompt, lambda turn: draw_seed(seed, "chat", turn))
-        with replace(runner, driver=watched).started([row], sampling, shares=1) as turns:
+        with ExitStack() as stack:
+            turns = stack.enter_context(runner.started([row], sampling, shares=1))
+            stack.callback(self.rollout.end_conversation, row.row)
             answers = 0
             while (requests := turns.next_requests(0)) is not None:
                 yield from watched.new_lines()

@@ -6,13 +6,15 @@ import pty
 import select
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rloom
 from rloom import cli
-from rloom.api.generation import ChatSession, open_model, sampling_of
+from rloom.api.generation import ChatSession, open_episode_session, open_model, sampling_of
+from rloom.rollout.native.engine import NativeRollout
 from tests.e2e.runs import train
 from tests.ranks import forkserver
 
@@ -140,6 +142,18 @@ def test_an_episode_is_shown_turn_by_turn(tmp_path: Path, capsys: pytest.Capture
     first, rest = said.split("[reward] 0.25\n", 1)
     assert first.startswith("[turn 1] ") and rest.startswith("[user] seen 7\n[turn 2] ")
     assert said.endswith("[reward] 0.25\n[end] done; turns: 2, reward 0.5\n")
+
+
+def test_an_episode_has_turns_of_max_tokens_and_leaves_no_cache(tmp_path: Path) -> None:
+    file = tmp_path / "game.py"
+    file.write_text("class Game:\n    def reset(self, **row): ...\n    def step(self, text): return 'no', 0.0, False\n")
+    with open_episode_session("embedded", f"{file}:Game", ["trainer.device=cpu"]) as session:
+        sampling = sampling_of(session.generator, 3, 0.0)
+        for seed in range(2):
+            said = "".join(session.watch(QUESTION, replace(sampling, ignore_eos=True), seed))
+            assert said.endswith("[end] turn token limit; turns: 1, reward 0\n")
+            rollout = session.generator.rollout
+            assert isinstance(rollout, NativeRollout) and rollout.session is None
 
 
 def test_an_environment_that_fails_is_said_and_a_wrong_row_is_an_error(

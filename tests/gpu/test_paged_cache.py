@@ -152,6 +152,36 @@ def test_a_continued_conversation_has_the_answers_of_whole_prefills(
         torch.testing.assert_close(one.logprobs_L, other.logprobs_L, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("build", [native, stepping])
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_answers_after_a_cut_a_cancelled_request_and_with_a_cached_prompt_are_those_of_whole_prefills(
+    model_folder: Callable[[str], Path], family: str, build: Callable[[PolicyNetwork, LocalEngine], NativeRollout]
+) -> None:
+    network = policy(model_folder(family))
+    owner = engine_of(network, Placement(CUDA))
+    rollout, prompt, sampling = build(network, owner), tuple(range(3, 40)), Sampling(30, ignore_eos=True)
+    rollout.expect(8, 1, 400)
+    first = write(rollout, [Request(prompt, sampling, row, row) for row in range(4)])
+    requests = [
+        Request((*prompt, *one.tokens_L.tolist()[: 5 + 8 * row], 3, 4), sampling, 10 + row, row)
+        for row, one in enumerate(first)
+    ]
+    cancelled = rollout.submit(replace(requests[3], sampling=replace(sampling, max_new_tokens=200)))
+    for _ in range(3):
+        assert rollout.poll() == []
+    rollout.cancel(cancelled)
+    requests += [Request(prompt, sampling, 20 + row, 4 + row) for row in range(2)]  # episodes that begin now
+    found = write(rollout, requests)
+    assert [one.reused_tokens for one in found] == [37 + 5, 37 + 13, 37 + 21, 37 + 30, 36, 36]
+    for row in range(6):
+        rollout.end_conversation(row)
+    assert rollout.session is None
+    expected = write(build(network, owner), [replace(request, conversation=None) for request in requests])
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens_L.tolist() == other.tokens_L.tolist()
+        torch.testing.assert_close(one.logprobs_L, other.logprobs_L, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("window", [None, 20])
 def test_torchs_kernel_attends_from_the_last_tokens_of_a_longer_context(window: int | None) -> None:
     """In bfloat16: three sequences, of which two have tokens in the cache."""

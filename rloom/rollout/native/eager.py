@@ -1,12 +1,12 @@
 """Generation driven from Python, one forward pass at a time, on any device. S slots, all state on the device.
 
 The slot of a finished answer keeps its keys and values for the next request of its conversation, until the slot is
-needed.
+needed. The request reuses those of the tokens that it has in common.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,13 @@ from rloom.models.network import PolicyNetwork
 from rloom.models.routing import routed, with_last_token
 from rloom.rollout.base import Request
 from rloom.rollout.native.sampler import sample_tokens, uniform_draws
-from rloom.rollout.native.scheduler import should_prefill
+from rloom.rollout.native.scheduler import (
+    PrefillPass,
+    common_prefix,
+    enough_turns,
+    is_worth_cutting,
+    should_prefill,
+)
 from rloom.rollout.native.session import Finished
 from rloom.rollout.native.slot_cache import DecodeAttention, PrefillAttention, SlotCache
 
@@ -27,6 +33,14 @@ class KeptSlot:
     slot: int
     conversation: int
     tokens: tuple[int, ...]  # of the request and the answer
+
+    def common(self, tokens: tuple[int, ...]) -> int:
+        """Tokens in the cache with which a request begins, which are reused: 0 if they are too few.
+
+        The last token of a request is always prefilled: its logits are needed.
+        """
+        common = common_prefix(self.tokens[:-1], tokens[:-1])
+        return common if is_worth_cutting(len(self.tokens) - 1, common) else 0
 
 
 class EagerSession:
@@ -49,6 +63,7 @@ class EagerSession:
         self.request_of: list[int] = []  # of each running slot
         self.reused: dict[int, int] = {}  # tokens of running requests that were in the cache
         self.kept: list[KeptSlot] = []  # the one that waits longest first
+        self.waited = 0  # passes since requests wait
         slots, longest = cache.slots, self.longest
         self.token_S = torch.zeros(slots, dtype=torch.long, device=device)
         self.position_S = torch.zeros(slots, dtype=torch.long, device=device)  # of token_S
@@ -83,13 +98,16 @@ class EagerSession:
             first = [*(self.requests[other].conversation in kept for other in self.waiting), False].index(False)
         self.waiting.insert(first, number)
 
+    @torch.inference_mode()
     def cancel(self, number: int) -> None:
         if number in self.waiting:
             self.waiting.remove(number)
             del self.requests[number]
         elif number in self.request_of:
-            self.limit_S[self.request_of.index(number)] = 0  # it ends with the next token
-            self.requests[number] = replace(self.requests[number], conversation=None)  # and is not kept
+            slot, request = self.request_of.index(number), self.requests.pop(number)
+            if self.reused.pop(number) and request.conversation is not None:  # its next request may continue it
+                self.kept.append(KeptSlot(slot, request.conversation, request.tokens))
+            self.close_gaps({slot})
 
     @property
     def keeps_conversations(self) -> bool:
@@ -107,11 +125,19 @@ class EagerSession:
     @torch.inference_mode()
     def advance(self) -> list[Finished]:
         """One pass through the model."""
-        if should_prefill(len(self.waiting), self.count, self.cache.slots):
+        if self.should_admit():
             self.prefill()
+            self.waited = 0
         elif self.count:
             self.decode()
+            self.waited += bool(self.waiting)
         return self.take_finished()
+
+    def should_admit(self) -> bool:
+        if not should_prefill(len(self.waiting), self.count, self.cache.slots):
+            return False
+        conversing = self.requests[self.waiting[0]].conversation is not None
+        return not conversing or enough_turns(len(self.waiting), self.count, self.waited)
 
     def prefill(self) -> None:
         """Each prompt is computed once, whatever the number of its answers."""
@@ -146,61 +172,88 @@ class EagerSession:
         """
         index_of: dict[tuple[int, ...] | int, int] = {}  # of a prompt, or of a continued request by its number
         prompts = list[tuple[int, ...]]()
-        reused, slots, starts, tokens = [], [], [], 0
+        reused, slots, starts = list[int](), list[int](), list[int]()
+        running, holder = self.count, None  # a slot that holds the prompt
+        size = PrefillPass(self.max_prefill_tokens, pads=True)
         while self.waiting and self.count < self.cache.slots:
             number, slot = self.waiting[0], self.count
             request = self.requests[number]
             kept = self.continued(request)
-            cached = 0 if kept is None else len(kept.tokens) - 1
             key = request.tokens if kept is None else number
-            if key not in index_of:
-                if prompts and tokens + len(request.tokens) - cached > self.max_prefill_tokens:
+            if kept is None:
+                self.clear_slot(slot)
+            if key in index_of:
+                holder = slots[starts.index(index_of[key])]
+            else:
+                holder = self.holder(request, running) if kept is None else None
+                cached = len(request.tokens) - 1 if holder is not None else 0
+                cached = cached if kept is None else kept.common(request.tokens)
+                if not size.fits(len(request.tokens) - cached, cached):
                     break
                 index_of[key] = len(prompts)
                 prompts.append(request.tokens[cached:])
                 reused.append(cached)
-                tokens += len(request.tokens) - cached
-            self.clear_slot(slot, kept)
-            slots.append(slot)
+                size.add(len(request.tokens) - cached, cached)
             starts.append(index_of[key])
-            self.reused[number] = cached
-            self.position_S[slot] = len(request.tokens) - 1
-            self.written_S[slot] = 0
-            self.limit_S[slot] = request.sampling.max_new_tokens
-            draws = uniform_draws([request])
-            if draws is not None:
-                self.uniform[slot, : draws.shape[1]] = draws[0]
+            slots.append(slot)
+            self.reused[number] = reused[starts[-1]]
+            if kept is not None:
+                self.take_over(kept, slot)
+            elif self.reused[number] and holder is not None:
+                self.cache.copy(holder, slot, self.reused[number])
+            self.begin(slot, request)
             self.request_of.append(self.waiting.popleft())
         slot_S, prompt_S = torch.tensor([slots, starts], device=self.device)
         return prompts, reused, slot_S, prompt_S
 
-    def continued(self, request: Request) -> KeptSlot | None:
-        """The longest kept sequence with which the request begins."""
-        found = [
-            kept
-            for kept in self.kept
-            if kept.conversation == request.conversation and request.tokens[: len(kept.tokens)] == kept.tokens
-        ]
-        return max(found, key=lambda kept: len(kept.tokens), default=None)
+    def begin(self, slot: int, request: Request) -> None:
+        self.position_S[slot] = len(request.tokens) - 1
+        self.written_S[slot] = 0
+        self.limit_S[slot] = request.sampling.max_new_tokens
+        draws = uniform_draws([request])
+        if draws is not None:
+            self.uniform[slot, : draws.shape[1]] = draws[0]
 
-    def clear_slot(self, slot: int, continued: KeptSlot | None) -> None:
-        """Prepare a slot for a sequence, with the cache of the one that it continues. The sequence kept there moves.
+    def holder(self, request: Request, running: int) -> int | None:
+        """A slot, of those that run and those that are kept, in which a sequence begins with the whole request.
 
-        If no other slot is free for it, the one that waits longest is dropped.
+        Episodes of a prompt do not begin at one time, and would compute it as often; the answers of a run without
+        conversations do.
         """
-        held = next((kept for kept in self.kept if kept.slot == slot), None)
-        if continued is not None:
-            self.kept.remove(continued)
-            if held is not continued:
-                self.move([continued.slot, slot], [slot, continued.slot])
-            if held is not None:
-                held.slot = continued.slot
-        elif held is not None:
+        if request.conversation is None:
+            return None
+        length = len(request.tokens)
+        found = [n for n in range(running) if self.requests[self.request_of[n]].tokens[:length] == request.tokens]
+        found = found or [one.slot for one in self.kept if one.tokens[:length] == request.tokens]
+        return found[0] if found else None
+
+    def continued(self, request: Request) -> KeptSlot | None:
+        """The kept sequence of which the request reuses most."""
+        kept = [one for one in self.kept if one.conversation == request.conversation and one.common(request.tokens)]
+        return max(kept, key=lambda one: one.common(request.tokens), default=None)
+
+    def clear_slot(self, slot: int) -> None:
+        """Move what is kept in a slot to another one. If none is free, the sequence that waits longest is dropped."""
+        held = self.kept_in(slot)
+        if held is not None:
             others = set(range(slot + 1, self.cache.slots)) - {kept.slot for kept in self.kept}
             target = others.pop() if others else self.kept.pop(0).slot
             if target != slot:
-                self.move([slot], [target])
+                self.cache.copy(slot, target, len(held.tokens) - 1)
                 held.slot = target
+
+    def take_over(self, continued: KeptSlot, slot: int) -> None:
+        """Move a kept sequence to the slot in which it goes on, and what is kept there to the slot that it leaves."""
+        held = self.kept_in(slot)
+        self.kept.remove(continued)
+        if held is None:
+            self.cache.copy(continued.slot, slot, len(continued.tokens) - 1)
+        elif held is not continued:
+            self.move([continued.slot, slot], [slot, continued.slot])
+            held.slot = continued.slot
+
+    def kept_in(self, slot: int) -> KeptSlot | None:
+        return next((kept for kept in self.kept if kept.slot == slot), None)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         self.cache.move(*torch.tensor([source, target], device=self.device))

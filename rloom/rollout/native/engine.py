@@ -103,10 +103,11 @@ class NativeRollout(Rollout):
                 return []  # it keeps conversations
             session = self.session = self.session or self.open_session()
             for number, request in list(self.waiting.items()):
-                if not session.fits(request):
-                    break  # it gets a session of its own once this one has ended, before those that came later
-                session.add(number, self.waiting.pop(number))
-            finished = [one for one in session.advance() if one.request in self.unfinished]  # others were cancelled
+                if session.fits(request):
+                    session.add(number, self.waiting.pop(number))
+                elif request.conversation is not None:
+                    break  # later turns would keep this session open: it gets one of its own before them
+            finished = session.advance()
             self.end_if_idle(session)
         except BaseException:
             self.abort()
@@ -155,9 +156,17 @@ class NativeRollout(Rollout):
         """Of one request, and of all tokens that a conversation adds."""
         return max(self.expected.tokens, *(request.sampling.max_new_tokens for request in requests))
 
+    def longest_request(self, requests: Sequence[Request]) -> int:
+        """Tokens before the longest answer. A late turn begins with earlier answers, which are part of the tokens that
+        the conversation was expected to add: a session that is opened for it is no larger than the first one."""
+        if not self.expected.sequences:
+            return max(len(request.tokens) for request in requests)
+        ends = [len(request.tokens) + request.sampling.max_new_tokens for request in requests]
+        return max(ends) - self.longest_answer(requests)
+
     def slot_cache_for(self, requests: Sequence[Request]) -> SlotCache:
         known = self.longest_prompt if self.expected.sequences else 0  # the prompts of conversations come one by one
-        length = max(known, *(len(request.tokens) for request in requests)) + self.longest_answer(requests)
+        length = max(known, self.longest_request(requests)) + self.longest_answer(requests)
         slots = min(self.max_sequences, max(self.expected.sequences, len(requests)))
         if self.slot_cache is None or (self.slot_cache.slots, self.slot_cache.length) != (slots, length):
             self.slot_cache = SlotCache(slots, length, self.routing_shape)
@@ -173,7 +182,7 @@ class NativeRollout(Rollout):
         slots = min(self.max_sequences, max(self.expected.sequences, len(requests)))
         prompts = max(self.expected.prompts, len({request.tokens for request in requests}))
         answer = self.longest_answer(requests)
-        prompt = max(self.longest_prompt, *(len(request.tokens) for request in requests))
+        prompt = max(self.longest_prompt, self.longest_request(requests))
         wanted = wanted_cache_tokens(slots, prompts, prompt, answer, self.page_tokens)
         longest = wanted_cache_tokens(1, 1, prompt, answer, self.page_tokens)
         old = self.decoder

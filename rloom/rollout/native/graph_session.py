@@ -24,7 +24,11 @@ class GraphSession:
         cache = decoder.cache
         self.longest_pages = min(cache.pages, decoder.table.width)
         self.scheduler = Scheduler(
-            decoder.slots.count, PageAllocator(cache.pages), cache.page_tokens, self.longest_pages
+            decoder.slots.count,
+            PageAllocator(cache.pages),
+            cache.page_tokens,
+            self.longest_pages,
+            pads_prefill=cache.shape.pads_prefill,
         )
         self.previous: DoneSnapshot | None = None
         self.preempted = 0  # sequences, counted each time

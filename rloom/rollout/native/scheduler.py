@@ -4,11 +4,12 @@ A running sequence has pages for the tokens that the launched steps can write, n
 the next steps, the sequences admitted last are preempted: their pages are released, and they wait, before all others,
 to be prefilled again with the tokens they have.
 
-The pages of a finished answer stay if it is one of a conversation: the next request prefills only the tokens that it
-adds. They are released when the conversation ends, or, those that wait longest first, when other sequences need pages.
+The pages of a finished answer stay if it is one of a conversation: the next request prefills only the tokens after
+those that it has in common. Pages are released when the conversation ends, or, those that wait longest first, when
+other sequences need them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,11 +24,70 @@ from rloom.rollout.native.page_table import PageEntry
 MAX_PROMPTS = 512  # in one prefill pass: each prompt has a row of logits, whatever its length
 TURN_WAIT_STEPS = 24  # the longest wait of a few requests of conversations for others to be prefilled with
 MAX_CONTEXT = 1 << 17  # tokens of continued sequences in one prefill pass, which copies their keys and values
+MAX_SCORES = 1 << 25  # pairs of new and cached tokens, each head's, in one prefill pass that pads
 
 
 def should_prefill(waiting: int, running: int, slots: int) -> bool:
     """Prompts enter in groups: a prefill pass for every sequence that finishes would take too much time."""
     return waiting > 0 and (not running or slots - running >= min(waiting, slots // 8 + 1))
+
+
+def common_prefix(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """The number of tokens with which both begin. Slices are compared, which is faster than a loop over tokens."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def is_worth_cutting(cached: int, common: int) -> bool:
+    """Whether a kept sequence is cut to the tokens that a request has in common with it.
+
+    An answer that was cut at a stop text, or edited, goes on from there. A request that shares less than half begins a
+    branch: the kept sequence stays for the requests that continue it.
+    """
+    return 2 * common >= cached
+
+
+def enough_turns(waiting: int, running: int, waited_steps: int) -> bool:
+    """Turns of conversations come one by one, and a prefill pass takes as long as several steps: those that are few
+    beside the running sequences wait for others, but not for long."""
+    return waiting > running // 8 or waited_steps >= TURN_WAIT_STEPS
+
+
+@dataclass
+class PrefillPass:
+    """The size of a prefill pass. P sequences, each with new tokens and with a context: those and the tokens in the
+    cache."""
+
+    max_tokens: int  # new ones
+    pads: bool  # a pass with continued sequences pads all of them to the longest: no kernel for packed ones
+    sequences: int = 0
+    tokens: int = 0
+    reused: int = 0
+    longest_new: int = 0
+    longest_context: int = 0
+
+    def fits(self, new: int, reused: int) -> bool:
+        """Whether one more sequence can be in the pass. The first one always can."""
+        if not self.sequences:
+            return True
+        if self.tokens + new > self.max_tokens or self.reused + reused > MAX_CONTEXT:
+            return False
+        if not self.pads or not self.reused + reused:
+            return True
+        padded = (self.sequences + 1) * max(self.longest_context, reused + new)
+        return padded <= MAX_CONTEXT and padded * max(self.longest_new, new) <= MAX_SCORES
+
+    def add(self, new: int, reused: int) -> None:
+        self.sequences, self.tokens, self.reused = self.sequences + 1, self.tokens + new, self.reused + reused
+        self.longest_new, self.longest_context = max(self.longest_new, new), max(self.longest_context, reused + new)
 
 
 @dataclass
@@ -37,6 +97,7 @@ class SharedPrompt:
     tokens: tuple[int, ...]
     pages: list[int]
     readers: int = 0
+    prefilled: bool = False  # its pass has been launched
 
 
 class Progress(NamedTuple):
@@ -54,9 +115,16 @@ class KeptSequence:
     own: tuple[int, ...]  # all tokens after the prompt
     pages: list[int]  # of the own tokens
 
-    def continued_by(self, tokens: tuple[int, ...]) -> bool:
+    def common_own(self, tokens: tuple[int, ...]) -> int | None:
+        """Own tokens in the cache with which a request goes on after the prompt. None: it does not continue this one.
+
+        The last token of a request is always prefilled: its logits are needed.
+        """
         first = len(self.prompt.tokens)
-        return tokens[:first] == self.prompt.tokens and tokens[first : first + len(self.own)] == self.own
+        if len(tokens) <= first or tokens[:first] != self.prompt.tokens:
+            return None
+        common = common_prefix(self.own[:-1], tokens[first:-1])
+        return common if is_worth_cutting(first + len(self.own) - 1, first + common) else None
 
 
 @dataclass
@@ -72,6 +140,7 @@ class RunningSequence:
     progress: Progress | None = None  # before it was preempted
     earlier: tuple[int, ...] = ()  # own tokens before the answer, iff it continues a kept sequence
     reused: int = 0  # of them, in the cache already
+    shares_cache: bool = False  # the prompt is in the cache already: of another episode
     collected: bool = False  # it has ended, was cancelled or was preempted
 
     @property
@@ -91,14 +160,17 @@ class RunningSequence:
     @property
     def reused_tokens(self) -> int:
         """Tokens in the cache before its prefill pass."""
-        return len(self.prompt.tokens) + self.reused if self.earlier else 0
+        if self.earlier:
+            return len(self.prompt.tokens) + self.reused
+        return len(self.prompt.tokens) - 1 if self.shares_cache else 0  # the last one's logits are needed
 
     @property
     def prefill_tokens(self) -> list[int]:
         """The input of its prefill pass."""
         if self.earlier:
             return [*self.earlier[self.reused :]]
-        return [*self.prompt.tokens, *([] if self.progress is None else self.progress.tokens_L.tolist())]
+        resumed = [] if self.progress is None else self.progress.tokens_L.tolist()
+        return [*self.prompt.tokens[self.reused_tokens :], *resumed]
 
     def cached_tokens(self, step: int) -> int:
         """The most own tokens in the cache once this step has run. A finished sequence writes its last one again."""
@@ -107,9 +179,15 @@ class RunningSequence:
 
 class Scheduler:
     def __init__(
-        self, slots: int, allocator: PageAllocator, page_tokens: int = PAGE_TOKENS, longest_pages: int | None = None
+        self,
+        slots: int,
+        allocator: PageAllocator,
+        page_tokens: int = PAGE_TOKENS,
+        longest_pages: int | None = None,
+        *,
+        pads_prefill: bool = False,  # see PrefillPass
     ) -> None:
-        self.allocator, self.slots, self.page_tokens = allocator, slots, page_tokens
+        self.allocator, self.slots, self.page_tokens, self.pads_prefill = allocator, slots, page_tokens, pads_prefill
         self.longest_pages = allocator.pages if longest_pages is None else longest_pages  # of one sequence
         self.kept: dict[int, list[KeptSequence]] = {}  # of conversations, the one that waits longest first
         self.requests: dict[int, Request] = {}  # that wait or run
@@ -135,11 +213,15 @@ class Scheduler:
         self.waiting.insert(first, number)
 
     def cancel(self, number: int) -> None:
+        """The tokens before the answer of a continued sequence stay in the cache, if they are worth keeping."""
         if number in self.waiting:
             self.waiting.remove(number)
             self.progress.pop(number, None)
             del self.requests[number]
-        self.release([sequence for sequence in self.running if sequence.request == number])
+        for sequence in [sequence for sequence in self.running if sequence.request == number]:
+            if sequence.earlier:
+                self.keep(sequence, ())
+            self.release([sequence])
 
     @property
     def steps_left(self) -> int:
@@ -147,41 +229,41 @@ class Scheduler:
         return max((sequence.last_step for sequence in self.running), default=self.step) - self.step
 
     def should_admit(self) -> bool:
-        """Turns of conversations come one by one, and a prefill pass takes as long as several steps: those that are few
-        beside the running sequences wait for others, but not for long."""
         if not should_prefill(len(self.waiting), len(self.running), self.most_running):
             return False
-        few = len(self.waiting) <= len(self.running) // 8
         conversing = self.requests[self.waiting[0]].conversation is not None
-        return not (few and conversing and self.step - self.waits_since < TURN_WAIT_STEPS)
+        return not conversing or enough_turns(len(self.waiting), len(self.running), self.step - self.waits_since)
 
     def admit(self, max_tokens: int) -> list[RunningSequence]:
         """Start waiting requests, in order, while slots and pages last; at most `max_tokens` in the prefill pass."""
         admitted: list[RunningSequence] = []
         passes: set[tuple[int, ...] | int] = set()
-        tokens, context = 0, 0
+        size = PrefillPass(max_tokens, self.pads_prefill)
         reserved, self.most_running = sum(map(self.reserve, self.running)), self.slots
         while self.waiting and self.free_slots:
             number = self.waiting[0]
             request, progress = self.requests[number], self.progress.get(number)
-            kept = self.continued(request) if progress is None else None
+            kept, common = self.continued(request) if progress is None else (None, 0)
             key = request.tokens if progress is None and kept is None else number
             length = len(request.tokens) + (0 if progress is None else len(progress.tokens_L))
-            reused = 0 if kept is None else len(kept.prompt.tokens) + len(kept.own) - 1
-            too_long = tokens + length - reused > max_tokens or context + reused > MAX_CONTEXT
-            if key not in passes and passes and (too_long or len(passes) == MAX_PROMPTS):
+            shares = progress is None and kept is None and self.has_prefilled(request)
+            reused = len(request.tokens) - 1 if shares else 0 if kept is None else len(kept.prompt.tokens) + common
+            if key not in passes and (len(passes) == MAX_PROMPTS or not size.fits(length - reused, reused)):
                 break
-            sequence = self.allocate(number, request, progress, kept, reserved)
+            sequence = self.allocate(number, request, progress, kept, common, reserved)
             if sequence is None:
                 self.most_running = len(self.running) + len(admitted)
                 break
             if key not in passes:
                 passes.add(key)
-                tokens, context = tokens + length - reused, context + reused
+                size.add(length - reused, reused)
+            sequence.shares_cache = shares
             reserved += self.reserve(sequence)
             admitted.append(sequence)
             self.waiting.popleft()
             self.progress.pop(number, None)
+        for sequence in admitted:
+            sequence.prompt.prefilled = True
         self.running += admitted
         self.waits_since = self.step
         return admitted
@@ -194,9 +276,18 @@ class Scheduler:
         return min(1, self.pages(len(sequence.earlier) + sequence.limit) - len(sequence.pages))
 
     def allocate(
-        self, number: int, request: Request, progress: Progress | None, kept: KeptSequence | None, reserved: int
+        self,
+        number: int,
+        request: Request,
+        progress: Progress | None,
+        kept: KeptSequence | None,
+        common: int,
+        reserved: int,
     ) -> RunningSequence | None:
-        """A slot, and pages for the prefill pass. None: too few would be left for its next page and for others."""
+        """A slot, and pages for the prefill pass. None: too few would be left for its next page and for others.
+
+        `common`: the own tokens of the kept sequence that are reused. The pages of the others are used again.
+        """
         limit, prompt = request.sampling.max_new_tokens, self.prompts.get(request.tokens)
         earlier: tuple[int, ...] = ()
         held = list[int]()
@@ -204,7 +295,7 @@ class Scheduler:
             prompt, held, earlier = kept.prompt, kept.pages, request.tokens[len(kept.prompt.tokens) :]
         own = self.pages(len(earlier) + (0 if progress is None else len(progress.tokens_L)))
         shared = 0 if prompt is not None else self.pages(len(request.tokens))
-        missing = shared + own - len(held)
+        missing = max(0, shared + own - len(held))
         if prompt is not None:
             prompt.readers += 1  # before others are evicted: it stays
         if not self.free_pages(missing + min(1, self.pages(len(earlier) + limit) - own) + reserved, kept):
@@ -216,20 +307,30 @@ class Scheduler:
         sequence = RunningSequence(number, self.free_slots.pop(), prompt, limit, self.step, [], progress)
         self.new_entries += [PageEntry(sequence.slot, column, page) for column, page in enumerate(prompt.pages)]
         if kept is not None:
-            sequence.earlier, sequence.reused, sequence.pages = earlier, len(kept.own) - 1, kept.pages
+            sequence.earlier, sequence.reused = earlier, common
+            sequence.pages, kept.pages = kept.pages[:own], kept.pages[own:]
             first = len(prompt.pages)
-            self.new_entries += [PageEntry(sequence.slot, first + i, page) for i, page in enumerate(kept.pages)]
-            kept.pages = []
+            self.new_entries += [PageEntry(sequence.slot, first + i, page) for i, page in enumerate(sequence.pages)]
             assert request.conversation is not None
             self.drop(request.conversation, kept)
         self.extend(sequence, own - len(sequence.pages))
         return sequence
 
-    def continued(self, request: Request) -> KeptSequence | None:
-        """The longest kept sequence with which the request begins, if its pages can be those of the request."""
+    def has_prefilled(self, request: Request) -> bool:
+        """Whether an episode can begin with the prompt in the cache. Episodes of a prompt do not begin at one time, and
+        would compute it as often; the answers of a run without conversations do."""
+        prompt = None if request.conversation is None else self.prompts.get(request.tokens)
+        return prompt is not None and prompt.prefilled
+
+    def continued(self, request: Request) -> tuple[KeptSequence | None, int]:
+        """The kept sequence of which the request reuses most, if its pages can be those of the request.
+
+        With it, the number of its own tokens that are reused.
+        """
         kept = [] if request.conversation is None else self.kept.get(request.conversation, [])
-        found = [one for one in kept if one.continued_by(request.tokens) and self.can_continue(one, request)]
-        return max(found, key=lambda one: len(one.prompt.tokens) + len(one.own), default=None)
+        found = [(one, common) for one in kept if (common := one.common_own(request.tokens)) is not None]
+        usable = [(one, common) for one, common in found if self.can_continue(one, request)]
+        return max(usable, key=lambda pair: len(pair[0].prompt.tokens) + pair[1], default=(None, 0))
 
     def can_continue(self, kept: KeptSequence, request: Request) -> bool:
         """Own tokens begin in a page of their own, so it may take one page more than the whole request would."""
@@ -263,18 +364,30 @@ class Scheduler:
     def free_pages(self, count: int, used: KeptSequence | None = None) -> bool:
         """Whether so many pages are free, if need be after eviction of kept sequences other than the one in use.
 
-        The conversation that waits longest is evicted first; one whose next request is queued, last.
+        If eviction does not free enough, nothing is evicted. The conversation that waits longest is evicted first; then
+        those whose next request is queued, the one that is admitted last first.
         """
         if count <= len(self.allocator.free) or not self.kept:
             return count <= len(self.allocator.free)
-        queued = {self.requests[number].conversation for number in self.waiting}
-        for conversation in sorted(self.kept, key=queued.__contains__):  # a stable order: by age
-            for kept in self.kept[conversation][:]:
-                if count <= len(self.allocator.free):
-                    return True
-                if kept is not used:
-                    self.drop(conversation, kept)
-        return count <= len(self.allocator.free)
+        last = len(self.waiting)
+        queued = {self.requests[self.waiting[place]].conversation: place for place in reversed(range(last))}
+        order = sorted(self.kept, key=lambda conversation: queued.get(conversation, last), reverse=True)  # stable
+        candidates = [(one, kept) for one in order for kept in self.kept[one] if kept is not used]
+        if count > len(self.allocator.free) + self.evictable([kept for _, kept in candidates]):
+            return False
+        for conversation, kept in candidates:
+            if count <= len(self.allocator.free):
+                break
+            self.drop(conversation, kept)
+        return True
+
+    def evictable(self, candidates: Sequence[KeptSequence]) -> int:
+        """Pages that are free once all of these are dropped: a prompt's too, if no other sequence reads it."""
+        readers = Counter(id(kept.prompt) for kept in candidates)
+        prompts = {
+            id(kept.prompt): kept.prompt for kept in candidates if readers[id(kept.prompt)] == kept.prompt.readers
+        }
+        return sum(len(one.pages) for one in candidates) + sum(len(one.pages) for one in prompts.values())
 
     def extend(self, sequence: RunningSequence, count: int) -> None:
         first = len(sequence.prompt.pages) + len(sequence.pages)
@@ -297,10 +410,13 @@ class Scheduler:
         return True
 
     def preempt(self, steps: int) -> list[RunningSequence]:
-        """Release the sequences admitted last until the others can grow; in that order. They are then to `resume`."""
+        """Release the sequences admitted last until the others can grow; in that order. They are then to `resume`.
+
+        Kept sequences are evicted before: nobody waits for their answers.
+        """
         preempted = []
         missing = sum(self.missing(sequence, steps) for sequence in self.running)
-        while missing > len(self.allocator.free):
+        while not self.free_pages(missing):
             sequence = self.running[-1]
             missing -= self.missing(sequence, steps)
             self.vacate([sequence])

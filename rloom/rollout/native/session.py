@@ -34,7 +34,7 @@ class Session(Protocol):
         """Release its cache."""
 
     def cancel(self, number: int) -> None:
-        """Stop a request. It may still be reported as finished."""
+        """Stop a request, and free its slot. Its conversation goes on."""
 
     def tokens_so_far(self, number: int) -> Tensor:
         """Of a running request; none if it waits."""

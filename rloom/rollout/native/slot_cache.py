@@ -37,6 +37,13 @@ class SlotCache:
         for layer in (*self.keys, *self.values, *([] if self.experts is None else [self.experts])):
             layer[target] = layer[source]
 
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """The first tokens of a slot to another one."""
+        for layer in (*self.keys, *self.values):
+            layer[target, :, :tokens] = layer[source, :, :tokens]
+        if self.experts is not None:
+            self.experts[target, :tokens] = self.experts[source, :tokens]
+
     def new_record(self, tokens: int, device: torch.device) -> RoutingRecord | None:
         """For a pass of so many tokens."""
         if self.routing is None:

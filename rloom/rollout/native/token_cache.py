@@ -31,6 +31,7 @@ class TokenShape:
     value_size: int  # smaller than key_size in DeepSeek
     dtype: torch.dtype
     routing: RoutingShape | None = None
+    pads_prefill: bool = False  # some layer has no kernel for packed samples
 
     @property
     def key_value_bytes(self) -> int:
@@ -46,9 +47,11 @@ class ShapeProbe:
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, int, int, torch.dtype]] = []  # of each layer
+        self.pads_prefill = False
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         self.shapes.append((key.shape[1], key.shape[3], value.shape[3], value.dtype))
+        self.pads_prefill |= not has_varlen_kernel(query, value, options)
         rows, heads, tokens, _ = query.shape
         return value.new_zeros(rows, tokens, heads, value.shape[3])
 
@@ -59,7 +62,7 @@ class ShapeProbe:
         if len(set(self.shapes)) != 1:
             sizes = sorted({one[:3] for one in self.shapes})
             raise MixedLayerShapes(f"this model's layers have different caches, (heads, key, value size): {sizes}")
-        return TokenShape(len(self.shapes), *self.shapes[0], routing)
+        return TokenShape(len(self.shapes), *self.shapes[0], routing, self.pads_prefill)
 
 
 class TokenCache:

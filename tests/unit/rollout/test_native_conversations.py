@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Completion, EndedConversation, Request, Sampling
+from rloom.rollout.base import CancelledRequest, Completion, EndedConversation, Request, Sampling
 from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.eager import EagerSession
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.graph_session import GraphSession
-from rloom.rollout.native.scheduler import Progress, Scheduler
+from rloom.rollout.native.scheduler import PrefillPass, Progress, Scheduler
 from tests.helpers import policy
 from tests.paged_engine import assert_pages_are_held_once, assert_same, in_torch, paged_rollout
 
@@ -170,20 +170,94 @@ def test_a_branch_does_not_continue_and_the_other_one_still_does(make: Callable[
     rollout, sampling = make(), replace(SAMPLING, max_new_tokens=4)
     first = answer(rollout, Request(LONG, sampling, 1, conversation=7))
     past = (*LONG, *first.tokens_L.tolist())
-    rewritten = (*LONG[:-1], 63, *past[len(LONG) :], 9, 9)
+    rewritten = (63, *past[1:], 9, 9)
     changed = answer(rollout, Request(rewritten, sampling, 2, conversation=7))
     longer = answer(rollout, Request((*past, 9, 9), sampling, 3, conversation=7))
-    other = answer(rollout, Request((*past, 9, 9), sampling, 3, conversation=8))
+    other = answer(rollout, Request((*past, 9, 8), sampling, 3, conversation=8))
     assert [one.reused_tokens for one in (first, changed, longer, other)] == [0, 0, len(past) - 1, 0]
-    assert_same([changed, longer], [answer(make(), Request(rewritten, sampling, 2)), other])
+    whole = [Request(rewritten, sampling, 2), Request((*past, 9, 9), sampling, 3), Request((*past, 9, 8), sampling, 3)]
+    assert_same([changed, longer, other], [answer(make(), request) for request in whole])
 
 
-def test_an_answer_that_was_not_sampled_here_is_prefilled(make: Callable[..., NativeRollout]) -> None:
+@pytest.mark.parametrize("conversing", [True, False])
+def test_episodes_that_begin_later_reuse_their_prompt(make: Callable[..., NativeRollout], conversing: bool) -> None:
+    """Without conversations a prompt is computed with the answers that begin together."""
+    rollout, sampling = make(), replace(SAMPLING, max_new_tokens=5)
+    requests = [Request(LONG, sampling, n, conversation=n if conversing else None) for n in range(5)]
+    found = list[Completion]()
+    first = rollout.submit(requests[0])
+    rollout.poll()
+    waiting = {rollout.submit(request) for request in requests[1:3]}
+    while not waiting <= {one.request for one in found}:
+        found += rollout.poll()
+    assert first in {one.request for one in found}
+    waiting = {rollout.submit(request) for request in requests[3:]}  # the others have ended
+    while len(found) < 5:
+        found += rollout.poll()
+    found.sort(key=lambda one: one.request)
+    assert [one.reused_tokens for one in found] == [0, 5, 5, 5, 5] if conversing else [0, 0, 0, 0, 0]
+    assert_same(found, [answer(make(), replace(request, conversation=None)) for request in requests])
+
+
+@pytest.mark.parametrize("new", [(), (9,), (9, 8, 7, 6, 5, 4, 3)])
+@pytest.mark.parametrize("left", [6, 5, 4, 1, 0])
+def test_an_answer_that_was_cut_or_edited_is_reused_up_to_there(
+    make: Callable[..., NativeRollout], left: int, new: tuple[int, ...]
+) -> None:
     rollout = make()
     first = answer(rollout, Request(LONG, SAMPLING, 1, conversation=0))
-    tokens = first.tokens_L.tolist()
-    tokens[-1] = (tokens[-1] + 1) % 60
-    assert answer(rollout, Request((*LONG, *tokens, 9), SAMPLING, 2, conversation=0)).reused_tokens == 0
+    sampled = first.tokens_L.tolist()
+    new = tuple((token + (token == sampled[left])) for token in new[:1]) + new[1:] if left < 6 else new
+    second = Request((*LONG, *sampled[:left], *new), SAMPLING, 2, conversation=0)
+    if second.tokens == LONG:
+        return  # a second answer to the prompt, in a pass of its own
+    found = answer(rollout, second)
+    assert found.reused_tokens == len(LONG) + min(left, 5, left + len(new) - 1)
+    third = Request((*second.tokens, *found.tokens_L.tolist(), 9), SAMPLING, 3, conversation=0)
+    last = answer(rollout, third)
+    assert last.reused_tokens == len(third.tokens) - 2
+    whole = [answer(make(), replace(request, conversation=None)) for request in (second, third)]
+    assert_same([found, last], whole)
+
+
+def test_a_request_with_little_in_common_is_a_branch_and_the_kept_sequence_stays(
+    make: Callable[..., NativeRollout],
+) -> None:
+    rollout = make()
+    first = answer(rollout, Request(SHORT, SAMPLING, 1, conversation=0))
+    past = (*SHORT, *first.tokens_L.tolist())  # 8 tokens are in the cache
+    branch = (*past[:3], (past[3] + 1) % 60, 9)
+    assert answer(rollout, Request(branch, SAMPLING, 2, conversation=0)).reused_tokens == 0
+    assert answer(rollout, Request((*past, 9), SAMPLING, 3, conversation=0)).reused_tokens == 8
+
+
+def test_a_cancelled_request_frees_its_slot_at_once_and_its_conversation_is_continued(
+    make: Callable[..., NativeRollout],
+) -> None:
+    rollout = make(max_sequences=2)
+    rollout.expect(2, 1, 60)
+    stream = rollout.generate_stream()
+    next(stream)
+    [(_, first)] = until_found(stream, [Request(LONG, replace(SAMPLING, max_new_tokens=4), 1, conversation=0)])
+    second = Request((*LONG, *first.tokens_L.tolist(), 9, 9), replace(SAMPLING, max_new_tokens=40), 2, conversation=0)
+    [(index, _)] = until_found(stream, [second, Request(LONG, replace(SAMPLING, max_new_tokens=2), 3, conversation=1)])
+    assert index == 2 and rollout.unfinished == {1}, "the second request runs"
+    retry = replace(second, sampling=replace(SAMPLING, max_new_tokens=5), seed=7)
+    [(index, found)] = until_found(stream, [CancelledRequest(1), retry])
+    assert (index, found.reused_tokens) == (3, len(second.tokens) - 1)
+    assert_same([found], [answer(make(), replace(retry, conversation=None))])
+    session = rollout.session
+    running = session.scheduler.running if isinstance(session, GraphSession) else session.request_of
+    assert not running and not rollout.unfinished
+    stream.send([EndedConversation(0), EndedConversation(1)])
+    assert rollout.session is None
+
+
+def until_found(stream, items):
+    found = stream.send(items)
+    while not found:
+        found = stream.send([])
+    return found
 
 
 @pytest.mark.parametrize("event", ["weights", "sleep"])
@@ -222,6 +296,22 @@ def test_a_conversation_that_ends_while_it_waits_leaves_nothing(make: Callable[.
     assert rollout.session is None, "nothing runs, and nothing is kept"
 
 
+def test_a_request_that_waits_while_its_conversation_ends_is_prefilled_whole(
+    make: Callable[..., NativeRollout],
+) -> None:
+    rollout = make(pages=13)
+    first = answer(rollout, Request(LONG, SAMPLING, 1, conversation=0))
+    answer(rollout, Request(SHORT, SAMPLING, 2, conversation=1))
+    second = Request((*LONG, *first.tokens_L.tolist(), 9), SAMPLING, 3, conversation=0)
+    number = rollout.submit(second)
+    rollout.end_conversation(0)
+    found = []
+    while not found:
+        found = rollout.poll()
+    assert [(one.request, one.reused_tokens) for one in found] == [(number, 0)]
+    assert_same(found, [answer(make(), replace(second, conversation=None))])
+
+
 def test_the_request_of_an_episode_that_has_ended_is_cancelled(make: Callable[..., NativeRollout]) -> None:
     rollout, sampling = make(), replace(SAMPLING, max_new_tokens=30)
     stream = rollout.generate_stream()
@@ -239,8 +329,7 @@ def test_the_request_of_an_episode_that_has_ended_is_cancelled(make: Callable[..
     assert [(index, len(one.tokens_L)) for index, one in found] == [(2, 2)]
     stream.close()
     rollout.end_conversation(1)
-    while rollout.session is not None:  # step by step, a cancelled sequence ends with its next token
-        rollout.poll()
+    assert rollout.session is None
 
 
 def test_a_request_that_no_longer_fits_is_not_overtaken(make: Callable[..., NativeRollout]) -> None:
@@ -253,6 +342,32 @@ def test_a_request_that_no_longer_fits_is_not_overtaken(make: Callable[..., Nati
     while len(found) < 2:
         found += rollout.poll()
     assert {one.request for one in found} == {long, later} and {one.reused_tokens for one in found} == {0}
+
+
+def test_without_conversations_a_request_that_does_not_fit_is_overtaken(make: Callable[..., NativeRollout]) -> None:
+    rollout = make()
+    rollout.expect(0, 0, 0)
+    running = rollout.submit(Request(SHORT, replace(SAMPLING, max_new_tokens=9), 1))
+    rollout.poll()
+    greedy = rollout.submit(Request(SHORT, replace(SAMPLING, temperature=0.0), 2))
+    later = rollout.submit(Request(SHORT, replace(SAMPLING, max_new_tokens=2), 3))
+    found = []
+    while len(found) < 3:
+        found += [one.request for one in rollout.poll()]
+    assert {*found[:2]} == {running, later} and found[2] == greedy
+
+
+def test_a_session_that_is_opened_again_for_a_late_turn_is_no_larger(make: Callable[..., NativeRollout]) -> None:
+    rollout = make()
+    rollout.longest_prompt = len(LONG)
+    rollout.expect(2, 1, 40)
+    first = answer(rollout, Request(LONG, SAMPLING, 1, conversation=0))
+    decoder, cache = rollout.decoder, rollout.slot_cache
+    rollout.end_conversation(0)
+    assert rollout.session is None
+    late = (*LONG, *first.tokens_L.tolist(), *range(1, 29))  # 34 tokens of 40 after the prompt
+    assert len(answer(rollout, Request(late, SAMPLING, 2, conversation=0)).tokens_L) == 6
+    assert rollout.decoder is decoder and rollout.slot_cache is cache and (decoder or cache) is not None
 
 
 # --- the scheduler
@@ -282,7 +397,53 @@ def test_the_conversation_that_waits_longest_is_evicted_first_and_a_queued_one_l
     assert scheduler.free_pages(3) and list(scheduler.kept) == [0, 2], "the next request of 0 is queued"
     [sequence] = scheduler.admit(1000)
     assert sequence.reused_tokens == 5 and sequence.prefill_tokens == [7, 4]
-    assert not scheduler.free_pages(7) and not scheduler.kept, "of 8 pages, 2 are in use"
+    assert not scheduler.free_pages(7) and list(scheduler.kept) == [2], "of 8 pages, 2 are in use: 6 would not do"
+    assert scheduler.free_pages(6) and not scheduler.kept
+
+
+def test_of_queued_conversations_the_one_that_is_admitted_last_is_evicted_first() -> None:
+    scheduler, sampling = scheduler_of(pages=8), Sampling(4)
+    for number in range(4):
+        run_one(scheduler, number, Request((number + 1, 5, 6), sampling, 0, conversation=number), [9, 8, 7])
+    for number in (2, 0, 3, 1):
+        scheduler.add(4 + number, Request((number + 1, 5, 6, 9, 8, 7, 4), sampling, 0, conversation=number))
+    assert scheduler.free_pages(1) and list(scheduler.kept) == [0, 2, 3]
+    assert scheduler.free_pages(3) and list(scheduler.kept) == [0, 2]
+
+
+def test_kept_sequences_are_evicted_before_a_running_one_is_preempted() -> None:
+    scheduler = scheduler_of(pages=8)  # two prompts of a page; 12 own tokens each are in 3
+    for number in range(2):
+        scheduler.add(number, Request((number + 1, 5, 6), Sampling(16), 0, conversation=number))
+    first, second = scheduler.admit(1000)
+    assert scheduler.grow(12) and not scheduler.allocator.free
+    scheduler.step = 12
+    assert not scheduler.grow(4)
+    scheduler.keep(second, [9] * 12)  # as the engine does before it preempts: the answer had stopped
+    scheduler.release([second])
+    assert scheduler.preempt(4) == [] and scheduler.running == [first] and not scheduler.kept
+    assert len(first.pages) == 4
+
+
+@pytest.mark.parametrize(("pads", "expected"), [(False, 401), (True, 5)])
+def test_a_pass_that_pads_is_bounded_by_its_longest_context(pads: bool, expected: int) -> None:
+    def admitted(contexts: Sequence[int]) -> int:
+        size = PrefillPass(10**6, pads)
+        for context in contexts:
+            if not size.fits(10, context):
+                break
+            size.add(10, context)
+        return size.sequences
+
+    assert admitted([24_000, *[250] * 400]) == expected, "131072 // 24010"
+    assert admitted([10**9, 1]) == 1 and admitted([0] * 1000) == 1000
+
+
+def test_a_pass_that_pads_is_bounded_by_its_longest_new_part() -> None:
+    size = PrefillPass(10**6, pads=True)
+    size.add(4000, 4000)
+    assert not size.fits(10, 10), "2 x 4000 x 8000 scores of 2 ** 25"
+    assert PrefillPass(10**6, True, 1, 10, 4000, 10, 4010).fits(10, 10)
 
 
 def test_a_few_turns_wait_for_others_beside_many_running_sequences_but_not_for_long() -> None:
@@ -310,7 +471,8 @@ def test_a_prompt_stays_for_the_request_that_reads_it_while_its_other_reader_is_
     [sequence] = scheduler.admit(1000)
     assert sequence.prompt.readers == 2 and scheduler.grow(4)
     scheduler.add(2, Request((3,), sampling, 0))
-    assert scheduler.admit(1000) == [] and not scheduler.kept and sequence.prompt.readers == 1
+    assert scheduler.admit(1000) == [] and list(scheduler.kept) == [0], "its page would not be enough"
+    assert scheduler.free_pages(1) and not scheduler.kept and sequence.prompt.readers == 1
 
 
 def test_a_continuation_that_would_take_a_page_too_many_is_prefilled_whole() -> None:
@@ -320,39 +482,52 @@ def test_a_continuation_that_would_take_a_page_too_many_is_prefilled_whole() -> 
     assert run_one(scheduler, 1, request, [7]) == 0
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.integers(6, 24), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 9)), max_size=40))
+def admit_and_grow(scheduler: Scheduler) -> None:
+    for sequence in scheduler.admit(1000):
+        request = scheduler.requests[sequence.request]
+        new = len(request.tokens) - sequence.reused_tokens
+        assert sequence.prefill_tokens[:new] == [*request.tokens[sequence.reused_tokens :]]
+    if not scheduler.grow(2):
+        for sequence in scheduler.preempt(2):
+            done = min(sequence.limit, scheduler.step - sequence.first_step + 1)
+            scheduler.resume(sequence.request, Progress(torch.full((done,), 40), torch.zeros(done)))
+    scheduler.step += 2
+    assert scheduler.running or not scheduler.waiting, "a request that fits the cache is admitted if nothing runs"
+
+
+def assert_all_have_one_owner(scheduler: Scheduler) -> None:
+    kept = [one for entries in scheduler.kept.values() for one in entries]
+    held = [page for owner in (*scheduler.running, *kept, *scheduler.prompts.values()) for page in owner.pages]
+    assert sorted([*held, *scheduler.allocator.free]) == list(range(scheduler.allocator.pages))
+    assert sorted([*scheduler.free_slots, *(one.slot for one in scheduler.running)]) == list(range(scheduler.slots))
+    for prompt in scheduler.prompts.values():
+        assert prompt.readers == sum(one.prompt is prompt for one in (*scheduler.running, *kept))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(6, 24), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 9)), max_size=40))
 def test_every_page_has_one_owner_whatever_happens(pages: int, events: list[tuple[int, int, int]]) -> None:
     """Events: (conversation, what happens, how many tokens)."""
     scheduler, numbers = scheduler_of(pages, slots=3), iter(range(10_000))
     past: dict[int, tuple[int, ...]] = {}
     for conversation, event, count in events:
-        if event == 0 and all(one.conversation != conversation for one in scheduler.requests.values()):
-            tokens = (*past.get(conversation, (conversation // 2,)), *[30] * count)
+        asked = [n for n, one in scheduler.requests.items() if one.conversation == conversation]
+        if event in (0, 1) and not asked:  # the next request, in one case after an edited end
+            known = past.get(conversation, (conversation // 2,))
+            tokens = (*known[: len(known) - (count if event and count < len(known) else 0)], *[30] * count)
             if scheduler.pages(len(tokens)) + scheduler.pages(count) <= pages:
                 scheduler.add(next(numbers), Request(tokens, Sampling(count), 0, conversation=conversation))
-        elif event == 1:
-            for sequence in scheduler.admit(1000):
-                request = scheduler.requests[sequence.request]
-                assert [*request.tokens[sequence.reused_tokens :]] == sequence.prefill_tokens[
-                    : len(request.tokens) - sequence.reused_tokens
-                ]
-            if not scheduler.grow(2):
-                for sequence in scheduler.preempt(2):
-                    done = min(sequence.limit, scheduler.step - sequence.first_step + 1)
-                    progress = Progress(torch.full((done,), 40), torch.zeros(done))
-                    scheduler.resume(sequence.request, progress)
-            scheduler.step += 2
         elif event == 2:
+            admit_and_grow(scheduler)
+        elif event == 3:
             for sequence in [one for one in scheduler.running if one.last_step <= scheduler.step]:
                 request = scheduler.requests[sequence.request]
                 past[request.conversation] = (*request.tokens, *[40] * sequence.limit)
                 scheduler.keep(sequence, [40] * sequence.limit)
                 scheduler.release([sequence])
-        else:
+        elif event == 4:  # maybe after an answer was kept and before the next request is admitted
             scheduler.end_conversation(conversation)
-        kept = [one for entries in scheduler.kept.values() for one in entries]
-        held = [page for owner in (*scheduler.running, *kept, *scheduler.prompts.values()) for page in owner.pages]
-        assert sorted([*held, *scheduler.allocator.free]) == list(range(pages))
-        for prompt in scheduler.prompts.values():
-            assert prompt.readers == sum(one.prompt is prompt for one in (*scheduler.running, *kept))
+        else:
+            for number in asked:
+                scheduler.cancel(number)
+        assert_all_have_one_owner(scheduler)
