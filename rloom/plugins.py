@@ -133,7 +133,12 @@ def load_module(key: str, reference: str, place: str) -> ModuleType:
 
 
 def load_listed(key: str, file: str, field: str, name: str) -> Callable[..., Any]:
-    """A class that an entry of a YAML file names as module.Class, in this field."""
+    """A class that an entry of a YAML file names as module.Class, or file.py:Class, in this field."""
+    if ":" in name:
+        beside = Path(file).expanduser().parent / name  # joined to an absolute path, that path itself
+        found_beside = Path(str(beside).rpartition(":")[0]).is_file()
+        listed: Callable[..., Any] = load_plugin(f"{key}={file}: {field}", str(beside) if found_beside else name)
+        return listed
     module, _, attribute = name.rpartition(".")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)

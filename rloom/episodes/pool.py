@@ -33,6 +33,7 @@ from rloom.episodes.base import (
     ToolSchema,
 )
 from rloom.episodes.record import Ending
+from rloom.episodes.rows import CodeNames
 from rloom.errors import RewardError
 from rloom.import_path import child_command
 from rloom.rewards.framing import framed
@@ -131,6 +132,7 @@ class EnvironmentPool:
         self.restarts = 0  # of the process that they are forked from
         self.output = Output()
         self.tools: tuple[ToolSchema, ...] = ()  # once the user's file is loaded
+        self.names = CodeNames()  # likewise
         self.start()
 
     def start(self) -> None:
@@ -147,7 +149,8 @@ class EnvironmentPool:
 
     def load(self) -> tuple[ToolSchema, ...]:
         """Wait until the user's file is loaded, and return the tools. Blocks."""
-        self.tools = tuple(self.loaded()["tools"])
+        found = self.loaded()
+        self.tools, self.names = tuple(found["tools"]), CodeNames(**found["names"])
         return self.tools
 
     def loaded(self) -> Mapping[str, Any]:

@@ -55,8 +55,8 @@ def main() -> None:
         return
     try:
         code = load_code(setup)
-        tools = code.schemas()
-        answer = as_reply({"tools": tools})
+        tools, names = code.described()
+        answer = as_reply({"tools": tools, "names": asdict(names)})
     except BaseException as error:  # also an exit
         reason = (
             str(error) if isinstance(error, RloomError) else f"{ENVIRONMENT_KEY}={setup.reference}: {one_line(error)}"
@@ -178,7 +178,7 @@ def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSc
         if what == BEGIN:
             row, messages, seed = arguments
             set_seed(seed)
-            environment = code.environment(row)
+            environment = code.environment(row, seed)
             begun = environment.begin(row, messages)
             return {"messages": begun, "tools": None if environment.tools == tools else environment.tools}
         assert environment is not None

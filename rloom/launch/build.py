@@ -28,7 +28,7 @@ from rloom.errors import CheckpointError, ConfigError
 from rloom.launch.directory import IDENTITY_FILE, open_checkpoint
 from rloom.launch.episodes import open_episodes
 from rloom.launch.identity import Record
-from rloom.launch.inputs import HELD_OUT, Inputs, RunData, as_prompts, held_out_rows, read_inputs
+from rloom.launch.inputs import HELD_OUT, TRAIN, Inputs, RunData, as_prompts, held_out_rows, read_inputs
 from rloom.launch.job import best_settings
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
@@ -140,7 +140,7 @@ def open_parts(
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
         open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
-        open_episodes(config, tokenizer, inputs.episodes) as episodes,
+        open_episodes(config, tokenizer, inputs.episodes, {TRAIN: prompts, HELD_OUT: held_out}) as episodes,
         open_groups(config, layout, logs) as groups,
     ):
         at_once = scores_during_generation(config, layout)
@@ -180,7 +180,10 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     held_out = as_prompts(config, tokenizer, held_out_rows(config), HELD_OUT)
     if not held_out:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
-    with open_queues(config, held_out) as queues, open_episodes(config, tokenizer) as episodes:
+    with (
+        open_queues(config, held_out) as queues,
+        open_episodes(config, tokenizer, rows={HELD_OUT: held_out}) as episodes,
+    ):
         check_rollout(config)
         network = policy_network(config)
         engine = policy_engine(config, network, trained=False)

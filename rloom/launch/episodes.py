@@ -15,6 +15,7 @@ from rloom.episodes.agents.process import AgentSetup
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
+from rloom.episodes.rows import check_rows
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
@@ -22,7 +23,7 @@ from rloom.errors import ConfigError
 from rloom.launch.rewards import rules
 from rloom.plugins import referenced
 from rloom.rewards.base import Reward, ScoringUnit
-from rloom.types import Sample, SampleGroup, Score
+from rloom.types import Prompt, Sample, SampleGroup, Score
 
 if TYPE_CHECKING:  # it imports uvicorn, which other runs need not load
     from rloom.episodes.agents.driver import AgentDriver, AgentLoopDriver
@@ -100,6 +101,10 @@ def environment_driver(
     )
     pool = EnvironmentPool(setup, keys.max_environments)
     return EnvironmentDriver(pool, pool.load())
+
+
+def check_environment_rows(driver: EnvironmentDriver, rows: Mapping[str, Sequence[Prompt]]) -> None:
+    check_rows(driver.pool.names, rows)
 
 
 def file_of(path: str | None) -> str | None:
@@ -210,9 +215,13 @@ class SingleTokenTexts(dict[int, str]):
 
 @contextmanager
 def open_episodes(
-    config: Config, tokenizer: PreTrainedTokenizerBase, objects: bytes | None = None
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    objects: bytes | None = None,
+    rows: Mapping[str, Sequence[Prompt]] | None = None,
 ) -> Iterator[EpisodeRunner | None]:
-    """None: answers have one turn. `objects`: what the calling program gave in place of files."""
+    """None: answers have one turn. `objects`: what the calling program gave in place of files; `rows`: the data by
+    their key."""
     kind = episode_kind(config)
     if kind is None:
         yield None
@@ -229,6 +238,8 @@ def open_episodes(
     given = {} if objects is None else {"objects": objects}
     driver: Driver = referenced(kind.build)(config, texts, limits, **given)
     with closing(EpisodeRunner(driver, texts, limits)) as runner:
+        if rows is not None and kind.check_rows is not None:
+            referenced(kind.check_rows)(driver, rows)
         yield runner
 
 

@@ -18,13 +18,16 @@ from rloom.episodes.contracts.calls import (
     blocks_text,
     is_blocks,
     plain_values,
+    reset_arguments,
 )
+from rloom.episodes.rows import selected_tools
 from rloom.episodes.schema import tool_schema
 from rloom.episodes.tool_calls import AUTO, ParsedCall, parse_tool_calls
 from rloom.errors import ConfigError
 from rloom.types import Message, ToolCall, plain_text
 
-NOT_TOOLS = ("reset", "get_reward", "close")
+SCORES = "get_reward"
+NOT_TOOLS = ("reset", SCORES, "close")
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class ToolEnvironment:
         found = tuple(messages)
         for toolset in self.toolsets:
             found = toolset.begin(self.calls, row, found)
-        chosen = selected_names(row)
+        chosen = selected_tools(row)
         if chosen is not None:
             self.by_name = {name: self.by_name[name] for name in check_names(chosen, self.by_name)}
         if self.user is not None:
@@ -133,7 +136,7 @@ class ToolEnvironment:
         try:
             tool = self.by_name[requested.name]
             found = tool.read(self.calls(tool.function, **requested.arguments))
-        except Exception as raised:  # of the user's code, or its time limit
+        except (Exception, SystemExit) as raised:  # of the user's code, or its time limit; argparse exits
             return self.called(requested, raised, began)
         return self.called(requested, found, began)
 
@@ -143,6 +146,8 @@ class ToolEnvironment:
         async def one(index: int, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
             try:
                 return tool.read(await tool.function(**arguments))
+            except SystemExit as error:  # would end the event loop
+                raise RuntimeError(f"it called exit({error.code})") from error
             finally:
                 seconds[index] = time.monotonic() - began
 
@@ -206,12 +211,6 @@ def named(tools: Sequence[Tool]) -> dict[str, Tool]:
     return found
 
 
-def selected_names(row: Mapping[str, Any]) -> Sequence[str] | None:
-    """verl's `extra_info.tool_selection`. None: all tools."""
-    chosen = (row.get("extra_info") or {}).get("tool_selection")
-    return None if chosen is None else list(chosen)
-
-
 def check_names(chosen: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[str]:
     for name in chosen:
         if name not in tools:
@@ -248,19 +247,19 @@ class FunctionTools:
 class MethodTools:
     """The public methods of an instance, as TRL has it: `reset(**row)` begins, `get_reward()` scores."""
 
-    def __init__(self, instance: Any) -> None:
-        self.instance = instance
+    def __init__(self, instance: Any, seed: int = 0) -> None:
+        self.instance, self.seed = instance, seed
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         reset = getattr(self.instance, "reset", None)
-        return begun(messages, None if reset is None else calls(reset, **row))
+        return begun(messages, None if reset is None else calls(reset, **reset_arguments(reset, row, self.seed)))
 
     def tools(self) -> Sequence[Tool]:
         return [Tool(tool_schema(method), method) for method in public_methods(self.instance).values()]
 
     def reward(self, calls: UserCalls) -> float | None:
-        get_reward = getattr(self.instance, "get_reward", None)
-        return None if get_reward is None else as_reward(calls(get_reward))
+        get_reward = getattr(self.instance, SCORES, None)
+        return None if get_reward is None else as_reward(calls(get_reward), SCORES)
 
     def report(self) -> EnvironmentReport:
         return EnvironmentReport(state=plain_values(getattr(self.instance, "__dict__", {})))

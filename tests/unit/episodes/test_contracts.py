@@ -470,4 +470,4 @@ def test_a_text_environment_has_no_tools():
         def step(self, text): ...
 
     with pytest.raises(ConfigError, match="reads text, so it has no tools"):
-        UserCode(LIMITS, Gym, interactions={"x": object()}).environment({})
+        UserCode(LIMITS, Gym, interactions={"x": object()}).environment({}, seed=0)
