@@ -117,9 +117,22 @@ def check_reference(key: str, reference: str) -> None:
         raise not_loaded(key, reference, file, error) from error
     bound = set(bound_names(module.body))
     if name not in bound and not defines_unseen_names(module, bound):
-        own = [node.name for node in module.body if isinstance(node, Definition | ast.ClassDef)]
-        shown = ", ".join(name for name in own if not name.startswith("_")) or "no functions"
+        shown = ", ".join(public_definitions(module)) or "no functions"
         raise ConfigError(f"{key}={reference}: {place} has no {name!r}; it has {shown}")
+
+
+def public_definitions(module: ast.Module) -> list[str]:
+    """The names of its functions and classes."""
+    own = [node.name for node in module.body if isinstance(node, Definition | ast.ClassDef)]
+    return [name for name in own if not name.startswith("_")]
+
+
+def names_in_file(name: str) -> list[str]:
+    """What `file.py` may be followed by. Empty: there is no such file, or it is no Python."""
+    try:
+        return public_definitions(ast.parse(Path(name).expanduser().read_bytes()))
+    except (OSError, SyntaxError, ValueError):
+        return []
 
 
 def load_module(key: str, reference: str, place: str) -> ModuleType:

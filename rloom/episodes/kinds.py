@@ -47,8 +47,9 @@ class EpisodeKind:
     includes: tuple[str, ...] = ()  # kinds whose keys it reads itself; both may be set
     # (config) raises ConfigError, before torch is imported: such as a file that does not exist
     check: Reference | None = None
-    # (driver, rows) raises DataError for a row that names what does not exist; `rows`: prompts by the key of the files
-    check_rows: Reference | None = None
+    # (config, driver, rows), once the user's code is loaded: raises ConfigError, or DataError for a row that names what
+    # does not exist. `rows`: prompts by the key of their files
+    check_loaded: Reference | None = None
     # without another reward in the configuration, the score is the reward that its episodes have; False: the rules' one
     rewards: bool = True
 
@@ -73,7 +74,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         reads=(f"{MULTI_TURN}.environment_kwargs", *TOOL_KEYS),
         includes=("tools",),
         check="rloom.launch.early_checks:check_environment",
-        check_rows="rloom.launch.episodes:check_environment_rows",
+        check_loaded="rloom.launch.episodes:check_loaded_code",
     ),
     "tools": EpisodeKind(
         title="tools",
@@ -85,7 +86,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         ),
         reads=TOOL_KEYS,
         check="rloom.launch.early_checks:check_tool_files",
-        check_rows="rloom.launch.episodes:check_environment_rows",
+        check_loaded="rloom.launch.episodes:check_loaded_code",
         rewards=False,
     ),
     "agent": EpisodeKind(

@@ -20,6 +20,7 @@ class CodeNames:
     tools: Sequence[str] = ()
     configured: Sequence[str] = ()  # tools that receive `tools_kwargs`
     interactions: Sequence[str] = ()
+    without_reward: Sequence[str] = ()  # environments that never give one
 
 
 def chosen_environment(row: Row) -> tuple[str, Any] | None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedTokenizerBase
 
 from rloom.config.base import GIVEN_IN_PYTHON
+from rloom.config.derived import reward_parts
+from rloom.config.keys import value_at
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.environments.kinds import MULTI_TURN
@@ -103,8 +105,21 @@ def environment_driver(
     return EnvironmentDriver(pool, pool.load())
 
 
-def check_environment_rows(driver: EnvironmentDriver, rows: Mapping[str, Sequence[Prompt]]) -> None:
-    check_rows(driver.pool.names, rows)
+def check_loaded_code(config: Config, driver: EnvironmentDriver, rows: Mapping[str, Sequence[Prompt]]) -> None:
+    names = driver.pool.names
+    if names.without_reward and any(part.kind.by_turns for part in reward_parts(config)):
+        which = f" ({', '.join(names.without_reward)})" if any(names.without_reward) else ""
+        raise ConfigError(
+            f"{turns_source(config)}: it gives no reward{which}, and the episodes are scored by it; write "
+            "get_reward(), set custom_reward_function.path, or score by the rules of the data: "
+            "reward_model.composite.enable=True +reward_model.composite.weights.rule_score=1"
+        )
+    check_rows(names, rows)
+
+
+def turns_source(config: Config) -> str:
+    keys = [*KINDS["environment"].keys, *KINDS["tools"].keys]
+    return ", ".join(f"{key}={value}" for key in keys if (value := value_at(config, key)) is not None)
 
 
 def file_of(path: str | None) -> str | None:
@@ -238,8 +253,8 @@ def open_episodes(
     given = {} if objects is None else {"objects": objects}
     driver: Driver = referenced(kind.build)(config, texts, limits, **given)
     with closing(EpisodeRunner(driver, texts, limits)) as runner:
-        if rows is not None and kind.check_rows is not None:
-            referenced(kind.check_rows)(driver, rows)
+        if rows is not None and kind.check_loaded is not None:
+            referenced(kind.check_loaded)(config, driver, rows)
         yield runner
 
 

@@ -141,6 +141,7 @@ class UserCode:
         every = self.given if isinstance(self.given, Mapping) else {"": self.given}
         found: dict[str, ToolSchema] = {}
         needed: dict[str, list[str]] = {}
+        unscored: list[str] = []
         for name, given in every.items():
             needed[name] = []
             if given is not None and not is_functions(given) and takes_row(given):
@@ -155,13 +156,15 @@ class UserCode:
             instance = None if functions else self.made(given, {})
             environment = self.with_functions(given) if functions else self.served(instance, seed=0)
             found.update({str(tool["function"]["name"]): tool for tool in environment.tools})
+            if isinstance(environment, ToolEnvironment) and not environment.gives_reward:
+                unscored.append(name)
             reset = getattr(instance, "reset", None)
             if reset is not None and not has(instance, "init"):
                 needed[name] = required_columns(reset)
             if isinstance(environment, ToolEnvironment):
                 environment.calls.close()
         configured = [str(tool.name) for tool in self.configured]
-        return tuple(found.values()), CodeNames(needed, list(found), configured, list(self.interactions))
+        return tuple(found.values()), CodeNames(needed, list(found), configured, list(self.interactions), unscored)
 
 
 def is_functions(given: Any) -> bool:

@@ -35,6 +35,7 @@ class Tool:
     schema: ToolSchema
     function: Callable[..., Any]  # called with the arguments of the call; may be a coroutine function
     read: Callable[[Any], ToolResult] = as_result  # of what it returned
+    gives_reward: bool = False  # what it returned may have one
 
     @property
     def name(self) -> str:
@@ -47,6 +48,10 @@ class Tool:
 
 class Toolset(Protocol):
     """Tools of one source, for one episode. `calls` runs a user's code."""
+
+    @property
+    def gives_reward(self) -> bool:
+        """Whether the tools or their end may have one."""
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages before the first answer."""
@@ -83,6 +88,10 @@ class ToolEnvironment:
         self.calls = UserCalls(limits.call_s)
         self.by_name = named([tool for toolset in toolsets for tool in toolset.tools()])
         self.messages: list[Message] = []
+
+    @property
+    def gives_reward(self) -> bool:
+        return self.user is not None or any(toolset.gives_reward for toolset in self.toolsets)
 
     @property
     def tools(self) -> tuple[ToolSchema, ...]:
@@ -179,7 +188,8 @@ class ToolEnvironment:
     def end(self) -> float | None:
         rewards = [toolset.reward(self.calls) for toolset in self.toolsets]
         given = [reward for reward in rewards if reward is not None]
-        return sum(given) if given else None
+        by_calls = self.user is not None or any(tool.gives_reward for tool in self.by_name.values())
+        return sum(given) if given or by_calls else None  # beyond the rewards of calls, of which there may be none
 
     def report(self) -> EnvironmentReport:
         parts = [toolset.report() for toolset in self.toolsets] + ([self.user.report()] if self.user else [])
@@ -223,6 +233,7 @@ class FunctionTools:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.given = tools
+        self.gives_reward = any(tool.gives_reward for tool in tools)
 
     @classmethod
     def of(cls, functions: Sequence[Callable[..., Any]]) -> "FunctionTools":
@@ -249,6 +260,7 @@ class MethodTools:
 
     def __init__(self, instance: Any, seed: int = 0) -> None:
         self.instance, self.seed = instance, seed
+        self.gives_reward = callable(getattr(instance, SCORES, None))
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         reset = getattr(self.instance, "reset", None)

@@ -54,7 +54,7 @@ def function_tools(path: str) -> list[Tool]:
     found = [entry for name, entry in registered().items() if name not in before]
     if not found:
         raise ConfigError(f"{key}={path}: the file marks no function with @function_tool; mark those that are tools")
-    return [Tool(schema_of(entry.tool_schema), entry.fn, function_result) for entry in found]
+    return [Tool(schema_of(entry.tool_schema), entry.fn, function_result, gives_reward=True) for entry in found]
 
 
 def registered() -> dict[str, Any]:
@@ -149,6 +149,8 @@ def tool_schema_object(schema: Mapping[str, Any]) -> Any:
 
 class ConfiguredTools:
     """Tools of classes of BaseTool. They are made once, and have an instance for each episode."""
+
+    gives_reward = True
 
     def __init__(self, made: Sequence[Any]) -> None:
         self.made = {str(tool.name): tool for tool in made}

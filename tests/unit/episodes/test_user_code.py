@@ -6,12 +6,16 @@ import re
 
 import pytest
 
+from rloom.config.load import load_config
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.contracts.table import UserCode
 from rloom.episodes.contracts.text import numbered_action
 from rloom.episodes.pool import EnvironmentFailed, EnvironmentPool
 from rloom.episodes.rows import CodeNames, check_rows, faults
 from rloom.errors import ConfigError, DataError
+from rloom.launch.episodes import open_episodes
+from rloom.launch.model_sources import policy_source
+from rloom.models.load import load_tokenizer
 from rloom.types import Prompt
 from tests.unit.episodes.test_contracts import LIMITS, QUESTION, call, episodes, written
 
@@ -272,3 +276,65 @@ def test_verls_yaml_names_a_class_of_a_file_beside_it(tmp_path):
     path = written(tmp_path, "tools.yaml", f"tools: [{{class_name: 'own.py:Plain', tool_schema: {schema}}}]")
     with episodes(EnvironmentSetup(None, {}, LIMITS, tool_config_path=path)) as (_, names):
         assert names == ["go"]
+
+
+ADD = '''
+    from verl.tools.function_tool import function_tool
+
+    @function_tool
+    def add(a: int, b: int) -> int:
+        """Add.
+
+        Args:
+            a: One number.
+            b: The other.
+        """
+        return a + b
+
+    class Calls:
+        def add(self, a: int) -> int:
+            """Add.
+
+            Args:
+                a: A number.
+            """
+            return a
+
+    class Scored(Calls):
+        def reset(self, level): ...
+
+        def get_reward(self):
+            return 1.0
+
+    TOOLS, BOTH = [add], {"calls": Calls, "scored": Scored}
+'''
+
+
+def test_an_episode_of_tools_that_may_reward_a_call_has_the_reward_0_without_one(tmp_path):
+    path = written(tmp_path, "add.py", ADD)
+    with episodes(EnvironmentSetup(None, {}, LIMITS, function_tool_path=path)) as (open_one, _):
+        episode = open_one()
+        episode.begin()
+        assert episode.act("no call").done and episode.end() == 0.0
+    with episodes(EnvironmentSetup(f"{path}:TOOLS", {}, LIMITS)) as (open_one, _):
+        episode = open_one()
+        episode.begin()
+        assert episode.act("no call").done and episode.end() is None
+
+
+@pytest.mark.parametrize(
+    "name, error, reason",
+    [
+        ("TOOLS", ConfigError, "it gives no reward, and the episodes are scored by it; write get_reward()"),
+        ("BOTH", ConfigError, r"it gives no reward \(calls\), and"),
+        ("Scored", DataError, r"data.train_files, row 0 \(counting from 0\): `reset` needs `level`; the columns are"),
+    ],
+)
+def test_code_that_cannot_score_or_begin_is_found_before_the_start(tmp_path, name, error, reason):
+    key = "actor_rollout_ref.rollout.multi_turn.environment"
+    config = load_config([f"{key}={written(tmp_path, 'add.py', ADD)}:{name}"])
+    tokenizer, prompts = load_tokenizer(policy_source(config)), [Prompt(0, (), "", (), "", columns={"prompt": "x"})]
+    with pytest.raises(error, match=reason), open_episodes(config, tokenizer, rows={"data.train_files": prompts}):
+        pass
+    with open_episodes(config, tokenizer):  # to talk with, no reward is needed
+        pass
