@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 LONGEST_VALUE = 10_000  # characters of one attribute of an environment, as reward functions read it
 BLOCKING_GRACE_S = 0.5  # coroutines are cancelled at the limit; what blocks the event loop is interrupted after that
@@ -174,7 +174,7 @@ def as_reward(found: Any, source: str) -> float | None:
         return None
     item = getattr(found, "item", None)
     number = found if item is None else item()
-    if not hasattr(number, "__float__") and not hasattr(number, "__index__"):  # a text has neither
+    if not isinstance(number, SupportsFloat | SupportsIndex):  # as a text
         raise TypeError(f"the reward of {source} is {repr(found)[:100]}; return a number")
     return float(number)
 

@@ -13,9 +13,9 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.agents.process import PATH_KEY
@@ -127,7 +127,8 @@ class UserCode:
         extras = {name: value for name, value in row.items() if name not in ("prompt", "env_class")}
         if self.limits.turns is not None:
             extras["max_turns"] = self.limits.turns
-        return calls(given, env_config=EnvironmentSettings(self.kwargs), extras=extras)
+        settings = EnvironmentSettings({**default_settings(given), **self.kwargs})
+        return calls(given, env_config=settings, extras=extras)
 
     def check_no_tools(self, instance: Any) -> None:
         if self.functions or self.configured or self.servers or self.interactions:
@@ -176,6 +177,19 @@ def takes_row(given: Any) -> bool:
         return "extras" in inspect.signature(given).parameters
     except (TypeError, ValueError):  # not a class or a function of Python
         return False
+
+
+def default_settings(given: Any) -> dict[str, Any]:
+    """The values of the dataclass that SkyRL's classes write as the type of `env_config`."""
+    try:
+        hints = get_type_hints(given.__init__ if inspect.isclass(given) else given)
+    except Exception:  # of names that cannot be resolved
+        return {}
+    kinds = [hints.get("env_config"), *get_args(hints.get("env_config"))]
+    found = next((kind for kind in kinds if is_dataclass(kind)), None)
+    if found is None:
+        return {}
+    return {one.name: one.default for one in fields(found) if one.default is not MISSING}
 
 
 def check_methods(given: Any, *methods: str) -> None:
