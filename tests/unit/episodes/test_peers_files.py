@@ -107,6 +107,25 @@ def test_the_environments_of_skyrl_run_by_their_names(tmp_path, monkeypatch):
         assert search.act("<answer>Rome</answer>").reward == 1.0
 
 
+def test_the_game_of_trls_example_runs_as_a_class_of_tools(tmp_path, monkeypatch):
+    extracted(TRL, tmp_path, "examples/scripts/grpo_2048.py")
+    for name in ("datasets", "peft", "trl"):
+        written(tmp_path, f"{name}.py", "Dataset = LoraConfig = GRPOConfig = GRPOTrainer = None\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    limits = EpisodeLimits(400, call_s=20)
+    setup = EnvironmentSetup(f"{tmp_path}/examples/scripts/grpo_2048.py:Game2048Env", {}, limits)
+    with episodes(setup) as (open_one, names):
+        assert names == ["move"]
+        first, second = open_one(), open_one()
+        begun = first.begin()
+        assert begun == second.begin() and begun[0].startswith("Go.score=0.0\n")  # one seed, one board
+        assert first.results(call("move", direction="sideways"))[0] == begun[0].removeprefix("Go.")
+        for way in ("left", "up", "left", "up"):
+            first.act(call("move", direction=way))
+        assert first.act("That is all.").done and first.end() is None  # its reward function reads the score
+        assert set(first.running.report.state) == {"board", "score", "done"}
+
+
 def test_the_tool_of_trls_example_runs(tmp_path, monkeypatch):
     extracted(TRL, tmp_path, "examples/scripts/grpo_agent.py")
     names = "GRPOConfig = GRPOTrainer = ModelConfig = ScriptArguments = TrlParser = None\n"
