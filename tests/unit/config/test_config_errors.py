@@ -404,7 +404,6 @@ def test_keys_of_verls_commands_with_one_turn_are_accepted() -> None:
     for without_a_part in (
         [f"{AGENT}.custom_async_server.path=null", f"{AGENT}.custom_async_server.name=null"],
         [f"{ROLLOUT}.trace.backend=mlflow", f"{ROLLOUT}.trace.token2text=True"],
-        [f"{ACTOR}.profiler.enable=True", "actor_rollout_ref.ref.strategy=fsdp"],
     ):
         load_config([OWN_MODEL, *without_a_part])
     assert "answers have one turn" in check_error(f"{MULTI_TURN}.max_assistant_turns=2")
