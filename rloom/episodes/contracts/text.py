@@ -1,11 +1,20 @@
 """Environments that read the policy's text and answer in text."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema
-from rloom.episodes.contracts.calls import UserCalls, as_reward, as_text, numbers, plain_values, reset_arguments
+from rloom.episodes.contracts.calls import (
+    OPTIONS,
+    UserCalls,
+    as_reward,
+    as_text,
+    numbers,
+    plain_values,
+    reset_arguments,
+)
 from rloom.episodes.contracts.tools import begun, close, shortened
 from rloom.errors import ConfigError
 from rloom.types import Message
@@ -54,11 +63,11 @@ class TextEnvironment:
         return Observation(as_messages(self.shown(seen), self.limits), as_reward(reward, "step"), bool(done))
 
     def shown(self, seen: Any) -> Any:
-        """As text, if the observation is a number or an array, or if the environment renders itself as text."""
+        """As text: the environment renders itself as text, or is of Gymnasium, where observations may be numbers."""
         if getattr(self.instance, "render_mode", None) == "ansi":
             return COLOURED.sub(r"[\1]", as_text(self.calls(self.instance.render)))
         is_value = isinstance(seen, int | float | tuple) or callable(getattr(seen, "tolist", None))
-        return as_text(seen) if is_value else seen
+        return as_text(seen) if is_value and takes_options(self.instance) else seen
 
     def end(self) -> float | None:
         return 0.0  # beyond the rewards of the steps, of which there may be none
@@ -84,6 +93,12 @@ class ConversationEnvironment(TextEnvironment):
     def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         found = self.calls(self.instance.init, [dict(message) for message in messages])
         return begun(messages, found[0] if isinstance(found, tuple) else found)
+
+
+def takes_options(instance: Any) -> bool:
+    """Whether its `reset` has Gymnasium's signature."""
+    reset = getattr(instance, "reset", None)
+    return reset is not None and OPTIONS in inspect.signature(reset).parameters
 
 
 def action_of(instance: Any) -> Callable[[str], Any]:
