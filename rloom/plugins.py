@@ -117,9 +117,22 @@ def check_reference(key: str, reference: str) -> None:
         raise not_loaded(key, reference, file, error) from error
     bound = set(bound_names(module.body))
     if name not in bound and not defines_unseen_names(module, bound):
-        own = [node.name for node in module.body if isinstance(node, Definition | ast.ClassDef)]
-        shown = ", ".join(name for name in own if not name.startswith("_")) or "no functions"
+        shown = ", ".join(public_definitions(module)) or "no functions"
         raise ConfigError(f"{key}={reference}: {place} has no {name!r}; it has {shown}")
+
+
+def public_definitions(module: ast.Module) -> list[str]:
+    """The names of its functions and classes."""
+    own = [node.name for node in module.body if isinstance(node, Definition | ast.ClassDef)]
+    return [name for name in own if not name.startswith("_")]
+
+
+def names_in_file(name: str) -> list[str]:
+    """What `file.py` may be followed by. Empty: there is no such file, or it is no Python."""
+    try:
+        return public_definitions(ast.parse(Path(name).expanduser().read_bytes()))
+    except (OSError, SyntaxError, ValueError):
+        return []
 
 
 def load_module(key: str, reference: str, place: str) -> ModuleType:
@@ -133,7 +146,12 @@ def load_module(key: str, reference: str, place: str) -> ModuleType:
 
 
 def load_listed(key: str, file: str, field: str, name: str) -> Callable[..., Any]:
-    """A class that an entry of a YAML file names as module.Class, in this field."""
+    """A class that an entry of a YAML file names as module.Class, or file.py:Class, in this field."""
+    if ":" in name:
+        beside = Path(file).expanduser().parent / name  # joined to an absolute path, that path itself
+        found_beside = Path(str(beside).rpartition(":")[0]).is_file()
+        listed: Callable[..., Any] = load_plugin(f"{key}={file}: {field}", str(beside) if found_beside else name)
+        return listed
     module, _, attribute = name.rpartition(".")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)

@@ -91,9 +91,8 @@ def list_environments(given: argparse.Namespace) -> int:
 
     for name, kind in ENVIRONMENTS.items():
         print(f"{name}\n  {translate(kind.description)}")
-        print(
-            "  " + " ".join(f"{key}={value}" for key, value in {f"{MULTI_TURN}.environment": name, **kind.keys}.items())
-        )
+        keys = {f"{MULTI_TURN}.environment": name, **kind.keys}
+        print(f"  rloom train {' '.join(f'{key}={value}' for key, value in keys.items())}")
         for data in (*([name] if kind.rows is not None else []), *kind.data):
             print(f"  rloom data prepare {data}")
     return 0

@@ -275,6 +275,7 @@ def episode_rules() -> Iterator[EffectRule]:
             partial(is_read_in_episodes, key),
             f"it is read only with {' or '.join(kind.title for kind in readers)}; set {ways}",
             error=True,
+            switch=ENABLE_KEY,
         )
     every = [path for path in all_keys() if path.startswith((f"{MULTI_TURN}.", f"{AGENT}."))]
     yield EffectRule(
@@ -282,6 +283,8 @@ def episode_rules() -> Iterator[EffectRule]:
         lambda run: run.episodes is not None,
         f"answers have one turn; set {ENVIRONMENT_KEY}, or the key of tools or an agent",
         error=True,
+        switch=ENABLE_KEY,
+        harmless=("hermes",),  # as `format`: commands of verl with one turn have it
     )
 
 

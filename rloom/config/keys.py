@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from rloom.config.base import NamedIn, NeedsConsent, RunConfig, Section, Switch
 from rloom.config.schema import Config
 from rloom.config.verl_keys import unsupported_key, unsupported_value
+from rloom.plugins import installed, names_in_file
 
 Root = type[RunConfig]  # the tree of a kind of training; the default of every function here is RL training
 
@@ -191,8 +192,19 @@ def wrong_value(found: Key, fault: Any) -> str:
         return f"{found.path}={given!r}: it is a section of keys"
     # pydantic lists the choices of a literal, which `found.kind` also does
     reason = "not one of the values it takes" if fault["type"] == "literal_error" else fault["msg"].lower()
-    takes = found.kind if found.named_in is None else found.named_in.values_here()
-    return f"{found.path}={given!r}: {reason}; it takes {takes}, by default {found.default}"
+    takes, hint = found.kind, ""
+    if found.named_in is not None:
+        takes, hint = found.named_in.values_here(), meant_value(found.named_in, str(given))
+    return f"{found.path}={given!r}: {reason}{hint}; it takes {takes}, by default {found.default}"
+
+
+def meant_value(named: NamedIn, given: str) -> str:
+    """A file whose name is followed by none of its own names, or a misspelt entry of the table."""
+    if given.endswith(".py"):
+        inside = [f"{given}:{name}" for name in names_in_file(given)[:MOST_GUESSES]]
+        return f"; did you mean {' or '.join(inside)}?" if inside else ""
+    near = difflib.get_close_matches(given, [*named.table, *installed(named.group)], n=1, cutoff=IN_SECTION)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def unknown_leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:

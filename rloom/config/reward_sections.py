@@ -332,7 +332,7 @@ class Composite(Section):
         {},
         "Part -> weight, or {weight, normalize, failed: fail|skip}. Parts: rule_score (rule or your function), "
         "rm_score (reward model, or else judge, or else remote reward), api_score, remote_score, format_score, "
-        "those of `reward_model.kinds`.",
+        "environment_score (of an environment, tools or an agent), those of `reward_model.kinds`.",
     )
     normalize: bool = key(
         False, "Normalise every part by its running mean and standard deviation, unless a part has its own `normalize`."
@@ -367,7 +367,9 @@ class RewardModel(ClassifierKeys):
         "package registers as an entry point of rloom.reward_kinds. docs/extending.md has an example.",
         needs_consent=bool,
     )
-    composite: Composite = section(Composite, "A weighted mix of several rewards.")
+    composite: Composite = section(
+        Composite, "A weighted mix of several rewards.", switch=Switch("enable", "one reward alone is the score")
+    )
     format: Format = section(Format, "The format reward, a part of the mix.")
     remote: RemoteSection = section(
         RemoteSection, "Reward servers.", switch=Switch("urls", "there are no reward servers", on="")

@@ -72,7 +72,9 @@ def without_one_behaviour(tree: Mapping[str, Any], prefix: str = "") -> tuple[di
         if key is not None and key.accepts(value):
             notices += [] if value in key.same else [f"{path}={value}: no effect in rloom, because {key.reason}"]
         elif isinstance(value, dict) and any(known.startswith(f"{path}.") for known in verl_keys()):
-            kept[name], inner = without_one_behaviour(value, f"{path}.")
+            rest, inner = without_one_behaviour(value, f"{path}.")
+            if rest or not value:  # else the section had such keys alone
+                kept[name] = rest
             notices += inner
         else:
             kept[name] = value

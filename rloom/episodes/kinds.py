@@ -74,6 +74,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         reads=(f"{MULTI_TURN}.environment_kwargs", *TOOL_KEYS),
         includes=("tools",),
         check="rloom.launch.early_checks:check_environment",
+        check_loaded="rloom.launch.episodes:check_loaded_code",
     ),
     "tools": EpisodeKind(
         title="tools",
@@ -85,6 +86,7 @@ KINDS: Mapping[str, EpisodeKind] = {
         ),
         reads=TOOL_KEYS,
         check="rloom.launch.early_checks:check_tool_files",
+        check_loaded="rloom.launch.episodes:check_loaded_code",
         rewards=False,
     ),
     "agent": EpisodeKind(

@@ -45,6 +45,7 @@ from rloom.episodes.replies import (
     as_observation,
     read_reply,
 )
+from rloom.episodes.rows import CodeNames
 from rloom.errors import ConfigError, TrainingError
 from rloom.import_path import child_command
 from rloom.net.http import allowed_connections
@@ -251,11 +252,13 @@ class EnvironmentPool:
         self.restarts_in_a_row = 0  # since an episode ended
         self.output = Output(setup.noun)
         self.tools: tuple[ToolSchema, ...] = ()  # once the user's file is loaded
+        self.names = CodeNames()  # likewise
         self.server = EnvironmentServer(setup, self.output)
 
     def load(self) -> tuple[ToolSchema, ...]:
         """Wait until the user's file is loaded, and return the tools. Blocks."""
-        self.tools = tuple(self.loaded()["tools"])
+        found = self.loaded()
+        self.tools, self.names = tuple(found["tools"]), CodeNames(**found["names"])
         return self.tools
 
     def loaded(self) -> Mapping[str, Any]:

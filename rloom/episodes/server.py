@@ -86,8 +86,8 @@ ServeOne = Callable[[socket.socket], None]
 
 def load_environment(setup: EnvironmentSetup) -> tuple[Mapping[str, Any], ServeOne]:
     code = load_code(setup)
-    tools = code.schemas()
-    return {"tools": tools}, partial(serve_episode, code=code, tools=tools)
+    tools, names = code.described()
+    return {"tools": tools, "names": asdict(names)}, partial(serve_episode, code=code, tools=tools)
 
 
 def load_agents(setup: AgentSetup) -> tuple[Mapping[str, Any], ServeOne]:
@@ -199,7 +199,7 @@ def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSc
         if what == BEGIN:
             row, messages, seed = arguments
             set_seed(seed)
-            environment = code.environment(row)
+            environment = code.environment(row, seed)
             begun = environment.begin(row, messages)
             return {"messages": begun, "tools": None if environment.tools == tools else environment.tools}
         assert environment is not None

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedTokenizerBase
 
 from rloom.config.base import GIVEN_IN_PYTHON
+from rloom.config.derived import reward_parts
+from rloom.config.keys import value_at
 from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.environments.kinds import MULTI_TURN
@@ -17,6 +19,7 @@ from rloom.episodes.base import WITHHELD, EnvironmentSetup, EpisodeLimits, ToolS
 from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import Ending
+from rloom.episodes.rows import check_rows
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
 from rloom.episodes.writer import Texts
@@ -140,6 +143,23 @@ def withheld(config: Config) -> tuple[str, ...]:
     rewards, server = config.reward_model, config.actor_rollout_ref.rollout.server
     named = (rewards.api.api_key_env, rewards.remote.token_env, server.key_env)
     return (*WITHHELD, *(name for name in named if name is not None))
+
+
+def check_loaded_code(config: Config, driver: EnvironmentDriver, rows: Mapping[str, Sequence[Prompt]]) -> None:
+    names = driver.pool.names
+    if names.without_reward and any(part.kind.by_turns for part in reward_parts(config)):
+        which = f" ({', '.join(names.without_reward)})" if any(names.without_reward) else ""
+        raise ConfigError(
+            f"{turns_source(config)}: it gives no reward{which}, and the episodes are scored by it; write "
+            "get_reward(), set custom_reward_function.path, or score by the rules of the data: "
+            "reward_model.composite.enable=True +reward_model.composite.weights.rule_score=1"
+        )
+    check_rows(names, rows)
+
+
+def turns_source(config: Config) -> str:
+    keys = [*KINDS["environment"].keys, *KINDS["tools"].keys]
+    return ", ".join(f"{key}={value}" for key in keys if (value := value_at(config, key)) is not None)
 
 
 def file_of(path: str | None) -> str | None:

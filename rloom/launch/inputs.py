@@ -16,6 +16,7 @@ from rloom.data.examples import ChatColumns, ChatRow, read_chats
 from rloom.data.prompts import GivenRows, PromptRow, load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
 from rloom.environments.kinds import ENVIRONMENTS
+from rloom.episodes.kinds import gives_rewards
 from rloom.errors import ConfigError, DataError
 from rloom.launch.model_sources import policy_source
 from rloom.models.source import EMBEDDED_FOLDER
@@ -192,7 +193,8 @@ def read_inputs(config: Config, data: RunData) -> Inputs:
     tokenizer = load_tokenizer(policy_source(config))
     prompts = as_prompts(config, tokenizer, data.train, TRAIN)
     different = len({prompt.text for prompt in prompts})
-    if len(prompts) >= FEWEST_ROWS and different <= len(prompts) / 2:
+    by_prompt = not gives_rewards(config)  # else the columns, which the environment reads, make a difference, too
+    if by_prompt and len(prompts) >= FEWEST_ROWS and different <= len(prompts) / 2:
         log.warning(f"Note: the {len(prompts):,} training rows have only {different:,} different prompts")
     return Inputs(
         tokenizer,

@@ -199,6 +199,11 @@ RL: Mapping[str, TrlField] = {
     "multi_objective_aggregation": refused("rewards are summed, then normalised; leave it out", "sum_then_normalize"),
     "top_entropy_quantile": refused(NOT_HERE, 1.0),
     "use_adaptive_entropy": refused(NOT_HERE, False),
+    "chat_template_kwargs": refused(
+        f"set the variables in the template: {MODEL}.custom_chat_template, which begins with "
+        "{% set enable_thinking = false %}",
+        {},
+    ),
     "generation_kwargs": refused(f"{ROLLOUT}.engine_kwargs has further arguments of an engine", {}),
 }
 SFT: Mapping[str, TrlField] = {
@@ -232,7 +237,12 @@ TOGETHER = {
     "reward_weights": "the argument reward_weights of rloom.train, or reward_model.composite.weights",
 }
 # arguments of TRL's trainers -> those of rloom.train
-TRAINER_ARGUMENTS = {"reward_funcs": "reward", "train_dataset": "train", "eval_dataset": "validation"}
+TRAINER_ARGUMENTS = {
+    "reward_funcs": "reward",
+    "train_dataset": "train",
+    "eval_dataset": "validation",
+    "environment_factory": "environment",
+}
 
 
 @dataclass(frozen=True)

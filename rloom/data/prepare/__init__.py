@@ -39,6 +39,9 @@ def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> dict[
     `source`: a folder with the original files; None: download them.
     """
     if name not in PREPARERS and name not in GENERATED:
+        if name in ENVIRONMENTS:
+            others = " or ".join(ENVIRONMENTS[name].data)
+            raise DataError(f"{name}: an environment without data of its own; prepare those it is for: {others}")
         raise DataError(f"{name}: not a known data set; choose one of {', '.join([*PREPARERS, *GENERATED])}")
     if name in GENERATED and source is not None:
         raise DataError(f"--source {source}: {name} is generated, not read; leave --source out")

@@ -6,16 +6,19 @@ All in the main thread of an environment's process: SIGALRM raises the error of 
 import asyncio
 import inspect
 import json
+import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 LONGEST_VALUE = 10_000  # characters of one attribute of an environment, as reward functions read it
 BLOCKING_GRACE_S = 0.5  # coroutines are cancelled at the limit; what blocks the event loop is interrupted after that
 TOO_LONG = "it took longer than its limit"
+SEED, OPTIONS = "seed", "options"  # of Gymnasium's reset
+ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")  # in the text of an object whose class has no __str__
 NO_IMAGES = "it returned an image, which episodes cannot hold; return text"
 
 
@@ -87,6 +90,32 @@ class UserCalls:
         self.loop = None
 
 
+def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that the function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return dict(given)
+    return {name: value for name, value in given.items() if name in parameters}
+
+
+def reset_arguments(reset: Callable[..., Any], row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The columns that it names, or all if it has `**row`; `seed` and `options`, as Gymnasium has them, by name only:
+    the episode's seed, and the row."""
+    of_gymnasium = {SEED: seed % 2**31, OPTIONS: dict(row)}
+    named = {name: of_gymnasium[name] for name in inspect.signature(reset).parameters if name in of_gymnasium}
+    return {**named, **accepted(reset, row)}
+
+
+def required_columns(reset: Callable[..., Any]) -> list[str]:
+    """What it cannot be called without."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [
+        name
+        for name, one in inspect.signature(reset).parameters.items()
+        if one.kind in by_name and one.default is inspect.Parameter.empty and name not in (SEED, OPTIONS)
+    ]
+
+
 @dataclass(frozen=True)
 class ToolResult:
     text: str
@@ -99,7 +128,7 @@ def as_result(found: Any) -> ToolResult:
 
 
 def as_text(found: Any) -> str:
-    """What a tool returned, as the policy reads it. ValueError: an image."""
+    """What a tool returned, as the policy reads it. ValueError: an image. TypeError: an object without a text."""
     if found is None:
         return ""
     if isinstance(found, str):
@@ -113,8 +142,19 @@ def as_text(found: Any) -> str:
     if is_blocks(found):
         return blocks_text(found)
     if isinstance(found, Mapping | list | tuple):
-        return json.dumps(found, ensure_ascii=False, default=str)
-    return str(found)
+        return json.dumps(found, ensure_ascii=False, default=value_text)
+    return value_text(found)
+
+
+def value_text(found: Any) -> str:
+    """Equal in every process: a resumed run reads the same. An address in memory, or the order of a set, is not."""
+    if isinstance(found, set | frozenset):
+        return f"{{{', '.join(sorted(map(repr, found)))}}}"
+    text = str(found)
+    if ADDRESS.search(text):
+        kind = type(found).__name__
+        raise TypeError(f"it returned an object of {kind}, whose text is an address; return text, or write __str__")
+    return text
 
 
 def is_blocks(found: Any) -> bool:
@@ -128,12 +168,15 @@ def blocks_text(blocks: Sequence[Mapping[str, Any]]) -> str:
     return "".join(str(one["text"]) for one in blocks)
 
 
-def as_reward(found: Any) -> float | None:
-    """A number, or what has one, such as a tensor or an array."""
+def as_reward(found: Any, source: str) -> float | None:
+    """A number, or what has one, such as a tensor or an array. `source`: the method that returned it."""
     if found is None:
         return None
     item = getattr(found, "item", None)
-    return float(found if item is None else item())
+    number = found if item is None else item()
+    if not isinstance(number, SupportsFloat | SupportsIndex):  # as a text
+        raise TypeError(f"the reward of {source} is {repr(found)[:100]}; return a number")
+    return float(number)
 
 
 def plain_values(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,17 +13,28 @@ import inspect
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, get_args, get_type_hints
 
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.agents.process import PATH_KEY
 from rloom.episodes.base import Environment, EnvironmentSetup, EpisodeLimits, ToolSchema
-from rloom.episodes.contracts.calls import UserCalls
+from rloom.episodes.contracts.calls import UserCalls, required_columns
 from rloom.episodes.contracts.mcp_servers import McpServer, McpTools, servers_of_entry, servers_of_file
 from rloom.episodes.contracts.text import ConversationEnvironment, TextEnvironment
-from rloom.episodes.contracts.tools import FunctionTools, MethodTools, Tool, ToolEnvironment, Toolset, public_methods
+from rloom.episodes.contracts.tools import (
+    NOT_TOOLS,
+    SCORES,
+    FunctionTools,
+    MethodTools,
+    Tool,
+    ToolEnvironment,
+    Toolset,
+    public_methods,
+)
 from rloom.episodes.contracts.verl import (
+    MCP,
     ConfiguredTools,
     Interaction,
     configured_interactions,
@@ -32,11 +43,12 @@ from rloom.episodes.contracts.verl import (
     read_yaml,
 )
 from rloom.episodes.kinds import ENVIRONMENT_KEY
+from rloom.episodes.rows import CodeNames, chosen_environment
 from rloom.episodes.schema import tool_schema
 from rloom.errors import ConfigError
 from rloom.plugins import load_plugin
 
-CHOOSING_COLUMNS = ("environment", "env_class")  # TRL's and SkyRL's
+NEAR_NAME = 0.85  # smallest difflib ratio of a misspelt method, such as get_rewards
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Contract:
     """A form of text environments. The first that an object fits serves it."""
 
     fits: Callable[[Any], bool]
-    serve: Callable[[Any, EpisodeLimits], Environment]
+    serve: Callable[[Any, EpisodeLimits, int], Environment]  # with the seed of the episode
 
 
 def has(instance: Any, *methods: str) -> bool:
@@ -70,19 +82,24 @@ class UserCode:
     interactions: Mapping[str, Any] = field(default_factory=dict)
     call_format: str = "auto"
 
-    def environment(self, row: Mapping[str, Any]) -> Environment:
+    def environment(self, row: Mapping[str, Any], seed: int) -> Environment:
         """A new one for an episode. `row`: the columns of the data."""
         given = self.chosen(row)
         if given is None or is_functions(given):
-            return self.with_tools([FunctionTools.of(given or ())])
-        instance = self.made(given, row)
+            return self.with_functions(given)
+        return self.served(self.made(given, row), seed)
+
+    def with_functions(self, given: Sequence[Callable[..., Any]] | None) -> Environment:
+        return self.with_tools([FunctionTools.of(given or ())])
+
+    def served(self, instance: Any, seed: int) -> Environment:
         check_no_states(instance)
         for contract in TEXT_CONTRACTS:
             if contract.fits(instance):
                 self.check_no_tools(instance)
-                return contract.serve(instance, self.limits)
+                return contract.serve(instance, self.limits, seed)
         check_tools(instance)
-        return self.with_tools([MethodTools(instance)])
+        return self.with_tools([MethodTools(instance, seed)])
 
     def with_tools(self, first: Sequence[Toolset]) -> Environment:
         toolsets = [
@@ -97,11 +114,9 @@ class UserCode:
     def chosen(self, row: Mapping[str, Any]) -> Any:
         if not isinstance(self.given, Mapping):
             return self.given
-        column = next((name for name in CHOOSING_COLUMNS if row.get(name) is not None), None)
-        name = None if column is None else row[column]
+        column, name = chosen_environment(row) or ("environment", None)
         if name not in self.given:
-            fault = "the row has no column `environment`" if column is None else f"the row has {column}={name!r}"
-            raise ValueError(f"{fault}; the environments are {', '.join(self.given)}")
+            raise ValueError(f"the row has {column}={name!r}; the environments are {', '.join(self.given)}")
         return self.given[name]
 
     def made(self, given: Any, row: Mapping[str, Any]) -> Any:
@@ -112,7 +127,8 @@ class UserCode:
         extras = {name: value for name, value in row.items() if name not in ("prompt", "env_class")}
         if self.limits.turns is not None:
             extras["max_turns"] = self.limits.turns
-        return calls(given, env_config=EnvironmentSettings(self.kwargs), extras=extras)
+        settings = EnvironmentSettings({**default_settings(given), **self.kwargs})
+        return calls(given, env_config=settings, extras=extras)
 
     def check_no_tools(self, instance: Any) -> None:
         if self.functions or self.configured or self.servers or self.interactions:
@@ -121,11 +137,14 @@ class UserCode:
                 "function_tool_path, tool_config_path and interaction_config_path, or give `step` another name"
             )
 
-    def schemas(self) -> tuple[ToolSchema, ...]:
-        """Of all tools. Finds what does not fit before the run starts."""
+    def described(self) -> tuple[tuple[ToolSchema, ...], CodeNames]:
+        """All tools, and what rows may name. Finds what does not fit before the run starts."""
         every = self.given if isinstance(self.given, Mapping) else {"": self.given}
         found: dict[str, ToolSchema] = {}
-        for given in every.values():
+        needed: dict[str, list[str]] = {}
+        unscored: list[str] = []
+        for name, given in every.items():
+            needed[name] = []
             if given is not None and not is_functions(given) and takes_row(given):
                 check_methods(given, "init", "step")
                 continue
@@ -134,11 +153,19 @@ class UserCode:
                     f"the environment is a {type(given).__name__}; give a class, a function that returns an instance, "
                     "a list of functions, or a dict of them by name"
                 )
-            environment = replace(self, given=given).environment({})
+            functions = given is None or is_functions(given)
+            instance = None if functions else self.made(given, {})
+            environment = self.with_functions(given) if functions else self.served(instance, seed=0)
             found.update({str(tool["function"]["name"]): tool for tool in environment.tools})
+            if isinstance(environment, ToolEnvironment) and not environment.gives_reward:
+                unscored.append(name)
+            reset = getattr(instance, "reset", None)
+            if reset is not None and not has(instance, "init"):
+                needed[name] = required_columns(reset)
             if isinstance(environment, ToolEnvironment):
                 environment.calls.close()
-        return tuple(found.values())
+        configured = [str(tool.name) for tool in self.configured]
+        return tuple(found.values()), CodeNames(needed, list(found), configured, list(self.interactions), unscored)
 
 
 def is_functions(given: Any) -> bool:
@@ -150,6 +177,19 @@ def takes_row(given: Any) -> bool:
         return "extras" in inspect.signature(given).parameters
     except (TypeError, ValueError):  # not a class or a function of Python
         return False
+
+
+def default_settings(given: Any) -> dict[str, Any]:
+    """The values of the dataclass that SkyRL's classes write as the type of `env_config`."""
+    try:
+        hints = get_type_hints(given.__init__ if inspect.isclass(given) else given)
+    except Exception:  # of names that cannot be resolved
+        return {}
+    kinds = [hints.get("env_config"), *get_args(hints.get("env_config"))]
+    found = next((kind for kind in kinds if is_dataclass(kind)), None)
+    if found is None:
+        return {}
+    return {one.name: one.default for one in fields(found) if one.default is not MISSING}
 
 
 def check_methods(given: Any, *methods: str) -> None:
@@ -178,10 +218,26 @@ def check_tools(instance: Any) -> None:
         raise ConfigError(
             f"{name} is an interaction of verl; list it in a YAML file and set {MULTI_TURN}.interaction_config_path"
         )
+    for method, function in public_methods(instance).items():
+        meant = misspelt(method, described=bool(inspect.getdoc(function)))
+        if meant is not None and not has(instance, meant):
+            raise ConfigError(
+                f"the environment {name} has a method `{method}`, which would be a tool that the policy calls, and no "
+                f"`{meant}`; rename the method"
+            )
     if not public_methods(instance):
         raise ConfigError(
             f"the environment {name} has no `step` and no public method that could be a tool; write one of them"
         )
+
+
+def misspelt(method: str, *, described: bool) -> str | None:
+    """The method that was meant, if any. `described`: it has a docstring, so that `rest` may be a tool of a game."""
+    written = {name.replace("_", ""): name for name in NOT_TOOLS}
+    plain = method.replace("_", "").lower()
+    [near] = get_close_matches(plain, written, n=1, cutoff=NEAR_NAME) or [""]
+    is_meant = near and (near == plain or not described or written[near] == SCORES)
+    return written[near] if is_meant else None
 
 
 class EnvironmentSettings(dict[str, Any]):
@@ -219,7 +275,7 @@ def configured_tools(path: str) -> tuple[list[Any], list[McpServer]]:
         return [], servers_of_file(f"{key}={path}", path)
     made, servers = [], []
     for entry in read_yaml(key, path, "tools"):
-        if (entry.get("config") or {}).get("type", "native") == "mcp":
+        if (entry.get("config") or {}).get("type") == MCP:
             servers += servers_of_entry(key, path, entry)
         else:
             made.append(configured_tool(path, entry))

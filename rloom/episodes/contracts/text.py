@@ -1,12 +1,31 @@
 """Environments that read the policy's text and answer in text."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema
-from rloom.episodes.contracts.calls import UserCalls, as_reward, as_text, numbers, plain_values
+from rloom.episodes.contracts.calls import (
+    OPTIONS,
+    UserCalls,
+    as_reward,
+    as_text,
+    numbers,
+    plain_values,
+    reset_arguments,
+)
 from rloom.episodes.contracts.tools import begun, close, shortened
+from rloom.errors import ConfigError
 from rloom.types import Message
+
+GYMNASIUM = ("gymnasium", "gym")  # packages that define spaces
+COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)  # such as the place of the player
+WHOLE_NUMBER = re.compile(r"-?\d+")
+
+
+class NotAnAction(Exception):
+    """An answer that the environment's space of actions does not have."""
 
 
 class TextEnvironment:
@@ -14,15 +33,21 @@ class TextEnvironment:
 
     tools: tuple[ToolSchema, ...] = ()
 
-    def __init__(self, instance: Any, limits: EpisodeLimits) -> None:
-        self.instance, self.limits, self.calls = instance, limits, UserCalls(limits.call_s)
+    def __init__(self, instance: Any, limits: EpisodeLimits, seed: int = 0) -> None:
+        self.instance, self.limits, self.seed, self.calls = instance, limits, seed, UserCalls(limits.call_s)
+        self.action = action_of(instance)
 
     def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        found = self.calls(self.instance.reset, **row)
-        return begun(messages, found[0] if isinstance(found, tuple) else found)  # Gymnasium: (observation, info)
+        reset = self.instance.reset
+        found = self.calls(reset, **reset_arguments(reset, row, self.seed))
+        return begun(messages, self.shown(found[0] if isinstance(found, tuple) else found))  # (observation, info)
 
     def act(self, text: str, marked: str | None = None) -> Observation:
-        return self.observation(self.calls(self.instance.step, text))
+        try:
+            action = self.action(text)
+        except NotAnAction as error:
+            return Observation(as_messages(f"Error: {error}", self.limits))
+        return self.observation(self.calls(self.instance.step, action))
 
     def observation(self, found: Any) -> Observation:
         if isinstance(found, Mapping):
@@ -35,7 +60,14 @@ class TextEnvironment:
             raise TypeError(
                 f"step returned {type(found).__name__}; return (observation, reward, done) or a dict with them"
             )
-        return Observation(as_messages(seen, self.limits), as_reward(reward), bool(done))
+        return Observation(as_messages(self.shown(seen), self.limits), as_reward(reward, "step"), bool(done))
+
+    def shown(self, seen: Any) -> Any:
+        """As text: the environment renders itself as text, or is of Gymnasium, where observations may be numbers."""
+        if getattr(self.instance, "render_mode", None) == "ansi":
+            return COLOURED.sub(r"[\1]", as_text(self.calls(self.instance.render)))
+        is_value = isinstance(seen, int | float | tuple) or callable(getattr(seen, "tolist", None))
+        return as_text(seen) if is_value and takes_options(self.instance) else seen
 
     def end(self) -> float | None:
         return 0.0  # beyond the rewards of the steps, of which there may be none
@@ -61,6 +93,36 @@ class ConversationEnvironment(TextEnvironment):
     def begin(self, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         found = self.calls(self.instance.init, [dict(message) for message in messages])
         return begun(messages, found[0] if isinstance(found, tuple) else found)
+
+
+def takes_options(instance: Any) -> bool:
+    """Whether its `reset` has Gymnasium's signature."""
+    reset = getattr(instance, "reset", None)
+    return reset is not None and OPTIONS in inspect.signature(reset).parameters
+
+
+def action_of(instance: Any) -> Callable[[str], Any]:
+    """Makes an action of an answer, for the environment's space of actions: the text, or the number in it."""
+    space: Any = getattr(instance, "action_space", None)
+    kinds = [one for one in type(space).__mro__ if one.__module__.partition(".")[0] in GYMNASIUM]
+    names = [one.__name__ for one in kinds]
+    if not names or "Text" in names:
+        return str
+    if "Discrete" in names:
+        first = int(space.start)
+        return lambda text: numbered_action(text, first, first + int(space.n) - 1)
+    raise ConfigError(
+        f"the environment {type(instance).__name__} has actions of the space {names[0]}, and an answer is text; use "
+        "Text or Discrete, or convert the text in a gymnasium.ActionWrapper"
+    )
+
+
+def numbered_action(text: str, first: int, last: int) -> int:
+    """The last whole number of the answer."""
+    found = WHOLE_NUMBER.findall(text)
+    if not found or len(found[-1]) > 18 or not first <= (number := int(found[-1])) <= last:
+        raise NotAnAction(f"end the answer with a whole number from {first} to {last}")
+    return number
 
 
 def as_messages(seen: Any, limits: EpisodeLimits) -> tuple[Message, ...]:

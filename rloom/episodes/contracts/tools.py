@@ -18,14 +18,17 @@ from rloom.episodes.contracts.calls import (
     blocks_text,
     is_blocks,
     plain_values,
+    reset_arguments,
 )
+from rloom.episodes.rows import selected_tools
 from rloom.episodes.schema import tool_schema
 from rloom.episodes.tool_calls import AUTO, ParsedCall, parse_tool_calls
 from rloom.episodes.user_errors import note_tool_error, type_and_text
 from rloom.errors import ConfigError
 from rloom.types import Message, ToolCall, plain_text
 
-NOT_TOOLS = ("reset", "get_reward", "close")
+SCORES = "get_reward"
+NOT_TOOLS = ("reset", SCORES, "close")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Tool:
     schema: ToolSchema
     function: Callable[..., Any]  # called with the arguments of the call; may be a coroutine function
     read: Callable[[Any], ToolResult] = as_result  # of what it returned
+    gives_reward: bool = False  # what it returned may have one
 
     @property
     def name(self) -> str:
@@ -45,6 +49,10 @@ class Tool:
 
 class Toolset(Protocol):
     """Tools of one source, for one episode. `calls` runs a user's code."""
+
+    @property
+    def gives_reward(self) -> bool:
+        """Whether the tools or their end may have one."""
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages before the first answer."""
@@ -83,6 +91,10 @@ class ToolEnvironment:
         self.messages: list[Message] = []
 
     @property
+    def gives_reward(self) -> bool:
+        return self.user is not None or any(toolset.gives_reward for toolset in self.toolsets)
+
+    @property
     def tools(self) -> tuple[ToolSchema, ...]:
         return tuple(tool.schema for tool in self.by_name.values())
 
@@ -90,7 +102,7 @@ class ToolEnvironment:
         found = tuple(messages)
         for toolset in self.toolsets:
             found = toolset.begin(self.calls, row, found)
-        chosen = selected_names(row)
+        chosen = selected_tools(row)
         if chosen is not None:
             self.by_name = {name: self.by_name[name] for name in check_names(chosen, self.by_name)}
         if self.user is not None:
@@ -134,7 +146,7 @@ class ToolEnvironment:
         try:
             tool = self.by_name[requested.name]
             found = tool.read(self.calls(tool.function, **requested.arguments))
-        except Exception as raised:  # of the user's code, or its time limit
+        except (Exception, SystemExit) as raised:  # of the user's code, or its time limit; argparse exits
             return self.called(requested, raised, began)
         return self.called(requested, found, began)
 
@@ -144,6 +156,8 @@ class ToolEnvironment:
         async def one(index: int, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
             try:
                 return tool.read(await tool.function(**arguments))
+            except SystemExit as error:  # would end the event loop
+                raise RuntimeError(f"it called exit({error.code})") from error
             finally:
                 seconds[index] = time.monotonic() - began
 
@@ -177,7 +191,8 @@ class ToolEnvironment:
     def end(self) -> float | None:
         rewards = [toolset.reward(self.calls) for toolset in self.toolsets]
         given = [reward for reward in rewards if reward is not None]
-        return sum(given) if given else None
+        by_calls = self.user is not None or any(tool.gives_reward for tool in self.by_name.values())
+        return sum(given) if given or by_calls else None  # beyond the rewards of calls, of which there may be none
 
     def report(self) -> EnvironmentReport:
         parts = [toolset.report() for toolset in self.toolsets] + ([self.user.report()] if self.user else [])
@@ -209,12 +224,6 @@ def named(tools: Sequence[Tool]) -> dict[str, Tool]:
     return found
 
 
-def selected_names(row: Mapping[str, Any]) -> Sequence[str] | None:
-    """verl's `extra_info.tool_selection`. None: all tools."""
-    chosen = (row.get("extra_info") or {}).get("tool_selection")
-    return None if chosen is None else list(chosen)
-
-
 def check_names(chosen: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[str]:
     for name in chosen:
         if name not in tools:
@@ -227,6 +236,7 @@ class FunctionTools:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.given = tools
+        self.gives_reward = any(tool.gives_reward for tool in tools)
 
     @classmethod
     def of(cls, functions: Sequence[Callable[..., Any]]) -> "FunctionTools":
@@ -251,19 +261,20 @@ class FunctionTools:
 class MethodTools:
     """The public methods of an instance, as TRL has it: `reset(**row)` begins, `get_reward()` scores."""
 
-    def __init__(self, instance: Any) -> None:
-        self.instance = instance
+    def __init__(self, instance: Any, seed: int = 0) -> None:
+        self.instance, self.seed = instance, seed
+        self.gives_reward = callable(getattr(instance, SCORES, None))
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         reset = getattr(self.instance, "reset", None)
-        return begun(messages, None if reset is None else calls(reset, **row))
+        return begun(messages, None if reset is None else calls(reset, **reset_arguments(reset, row, self.seed)))
 
     def tools(self) -> Sequence[Tool]:
         return [Tool(tool_schema(method), method) for method in public_methods(self.instance).values()]
 
     def reward(self, calls: UserCalls) -> float | None:
-        get_reward = getattr(self.instance, "get_reward", None)
-        return None if get_reward is None else as_reward(calls(get_reward))
+        get_reward = getattr(self.instance, SCORES, None)
+        return None if get_reward is None else as_reward(calls(get_reward), SCORES)
 
     def report(self) -> EnvironmentReport:
         return EnvironmentReport(state=plain_values(getattr(self.instance, "__dict__", {})))

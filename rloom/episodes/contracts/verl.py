@@ -17,13 +17,16 @@ import yaml
 
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema
-from rloom.episodes.contracts.calls import ToolResult, UserCalls, as_reward, as_text, numbers, plain_values
-from rloom.episodes.contracts.tools import Tool, selected_names, shortened
+from rloom.episodes.contracts.calls import ToolResult, UserCalls, accepted, as_reward, as_text, numbers, plain_values
+from rloom.episodes.contracts.tools import Tool, shortened
+from rloom.episodes.rows import extra_info, interaction_kwargs, selected_tools, tools_kwargs
 from rloom.episodes.stand_ins import verl_tools
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
 from rloom.plugins import load_file, load_listed, type_and_message
 from rloom.types import Message
+
+NATIVE, MCP = "native", "mcp"  # values of `config.type`
 
 
 @dataclass
@@ -51,7 +54,7 @@ def function_tools(path: str) -> list[Tool]:
     found = [entry for name, entry in registered().items() if name not in before]
     if not found:
         raise ConfigError(f"{key}={path}: the file marks no function with @function_tool; mark those that are tools")
-    return [Tool(schema_of(entry.tool_schema), entry.fn, function_result) for entry in found]
+    return [Tool(schema_of(entry.tool_schema), entry.fn, function_result, gives_reward=True) for entry in found]
 
 
 def registered() -> dict[str, Any]:
@@ -67,7 +70,7 @@ def function_result(found: Any) -> ToolResult:
     if not 1 <= len(found) <= 3:
         raise TypeError(f"it returned a tuple of {len(found)} values; return (response, reward, metrics)")
     response, reward, metrics = (*found, None, None)[:3]
-    return ToolResult(as_text(response), as_reward(reward), metrics)
+    return ToolResult(as_text(response), as_reward(reward, "the tool"), metrics)
 
 
 def schema_of(given: Any) -> ToolSchema:
@@ -87,8 +90,24 @@ def read_yaml(key: str, path: str, section: str) -> list[Mapping[str, Any]]:
     listed = found.get(section) if isinstance(found, dict) else None
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         raise ConfigError(f"{key}={path}: write a list `{section}:` whose entries have `class_name` and `config`")
+    for number, entry in enumerate(listed, start=1):
+        check_entry(f"{key}={path}: entry {number} of `{section}:`", entry)
     add_folder_of(str(file))
     return listed
+
+
+def check_entry(place: str, entry: Mapping[str, Any]) -> None:
+    config = entry.get("config") or {}
+    if not isinstance(config, dict):
+        raise ConfigError(f"{place} has config={config!r}; write fields below it")
+    kind = config.get("type", NATIVE)
+    if kind not in (NATIVE, MCP):
+        raise ConfigError(f"{place} has config.type={kind!r}; use {NATIVE} or {MCP}")
+    if kind == NATIVE and not isinstance(entry.get("class_name"), str):
+        raise ConfigError(
+            f"{place} has no class_name; it has {', '.join(map(str, entry)) or 'no field'}. Write class_name: "
+            "module.Class or file.py:Class"
+        )
 
 
 def made_object(key: str, path: str, name: str, **arguments: Any) -> Any:
@@ -96,8 +115,10 @@ def made_object(key: str, path: str, name: str, **arguments: Any) -> Any:
     try:
         return made(**arguments)
     except Exception as error:
-        reason = type_and_message(error)
-        raise ConfigError(f"{key}={path}: {name} cannot be made ({reason}); correct its constructor") from error
+        way = "correct its constructor"
+        if arguments.get("tool_schema", "") is None:
+            way = "write `tool_schema:` into its entry, or get_openai_tool_schema into its class"
+        raise ConfigError(f"{key}={path}: {name} cannot be made ({type_and_message(error)}); {way}") from error
 
 
 def configured_tool(path: str, entry: Mapping[str, Any]) -> Any:
@@ -106,7 +127,7 @@ def configured_tool(path: str, entry: Mapping[str, Any]) -> Any:
     schema = entry.get("tool_schema")
     given = None if schema is None else tool_schema_object(schema)
     config = dict(entry.get("config") or {})
-    tool = made_object(key, path, str(entry.get("class_name")), config=config, tool_schema=given)
+    tool = made_object(key, path, entry["class_name"], config=config, tool_schema=given)
     missing = [name for name in ("create", "execute", "release") if not callable(getattr(tool, name, None))]
     if missing or getattr(tool, "tool_schema", None) is None:
         lacks = missing[0] if missing else "tool_schema"
@@ -129,6 +150,8 @@ def tool_schema_object(schema: Mapping[str, Any]) -> Any:
 class ConfiguredTools:
     """Tools of classes of BaseTool. They are made once, and have an instance for each episode."""
 
+    gives_reward = True
+
     def __init__(self, made: Sequence[Any]) -> None:
         self.made = {str(tool.name): tool for tool in made}
         self.instances: dict[str, str] = {}
@@ -136,12 +159,11 @@ class ConfiguredTools:
         self.data = AgentData([], {})
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        info = row.get("extra_info") or {}
-        self.kwargs = row.get("tools_kwargs") or info.get("tools_kwargs") or {}
-        if info.get("need_tools_kwargs") and not self.kwargs:
+        self.kwargs = tools_kwargs(row)
+        if extra_info(row).get("need_tools_kwargs") and not self.kwargs:
             raise ValueError("extra_info.need_tools_kwargs is true, and the row has no extra_info.tools_kwargs")
         self.data = AgentData(list(messages), self.kwargs)
-        chosen = selected_names(row)
+        chosen = selected_tools(row)
         for name, tool in self.made.items():
             if chosen is not None and name not in chosen:
                 continue
@@ -195,21 +217,13 @@ class ConfiguredTools:
         self.instances = {}
 
 
-def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the function takes."""
-    parameters = inspect.signature(function).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        return dict(given)
-    return {name: value for name, value in given.items() if name in parameters}
-
-
 def configured_interactions(path: str) -> dict[str, Any]:
     """Objects of classes of BaseInteraction by name."""
     key = f"{MULTI_TURN}.interaction_config_path"
     found: dict[str, Any] = {}
     for entry in read_yaml(key, path, "interaction"):
-        class_name = str(entry.get("class_name"))
-        short = class_name.rpartition(".")[2]
+        class_name = str(entry["class_name"])
+        short = class_name.rpartition(":" if ":" in class_name else ".")[2]
         name = str(entry.get("name") or short.removesuffix("Interaction").lower() or short.lower())
         if name in found:
             raise ConfigError(f"{key}={path}: two interactions have the name {name}; rename one of them")
@@ -232,8 +246,7 @@ class Interaction:
         self.scores: list[float] = []
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any]) -> None:
-        found = row.get("interaction_kwargs") or (row.get("extra_info") or {}).get("interaction_kwargs") or {}
-        self.kwargs = {key: value for key, value in found.items() if value is not None}
+        self.kwargs = interaction_kwargs(row)
         name = str(self.kwargs.get("name", next(iter(self.made)) if len(self.made) == 1 else ""))
         if name not in self.made:
             raise ValueError(
@@ -246,7 +259,7 @@ class Interaction:
     def answer(self, calls: UserCalls, messages: Sequence[Message]) -> Observation:
         found = calls(self.chosen.generate_response, self.instance, [dict(one) for one in messages], **self.kwargs)
         done, text, score = found[:3]
-        reward = as_reward(score)
+        reward = as_reward(score, "generate_response")
         if reward is not None:
             self.scores.append(reward)
         answer = {"role": "user", "content": shortened(as_text(text), self.limits)}

@@ -369,3 +369,48 @@ def test_rules_that_look_at_several_keys_report_together() -> None:
         f"{ACTOR}.ppo_mini_batch_size",
         "trainer.nnodes",
     ]
+
+
+MULTI_TURN, AGENT = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent"
+
+
+def test_a_file_without_a_name_and_a_misspelt_environment_are_answered_with_the_nearest(tmp_path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("class Shop: ...\ndef _hidden(): ...\n")
+    assert f"did you mean {file}:Shop?; it takes guess_number|" in load_error(f"{MULTI_TURN}.environment={file}")
+    assert "; did you mean guess_number?; it takes" in load_error(f"{MULTI_TURN}.environment=guess_numbr")
+    assert "not one of the values it takes; it takes" in load_error(f"{MULTI_TURN}.environment=nothing.py")
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        (
+            f"+{AGENT}.custom_async_server.path=x.py",
+            "a class of verl's servers is not in this version of rloom; remove",
+        ),
+        (f"+{AGENT}.custom_async_server.name=x", "rollout.name and rollout.server choose the engine"),
+        (f"+{AGENT}.agent_loop_manager_class=a.B", "a manager of agent loops is not in this version of rloom"),
+        (f"{MULTI_TURN}.format=kimi", "this form of tool calls is not in this version of rloom; use auto"),
+    ],
+)
+def test_a_key_of_verls_agents_that_rloom_does_not_have_is_refused_with_a_sentence(setting: str, sentence: str) -> None:
+    assert sentence in load_error(setting)
+
+
+def test_keys_of_verls_commands_with_one_turn_are_accepted() -> None:
+    passes(f"{MULTI_TURN}.format=hermes")
+    passes(f"{MULTI_TURN}.enable=False", f"{MULTI_TURN}.max_assistant_turns=2", f"{MULTI_TURN}.max_parallel_calls=2")
+    for without_a_part in (
+        [f"{AGENT}.custom_async_server.path=null", f"{AGENT}.custom_async_server.name=null"],
+        [f"{ROLLOUT}.trace.backend=mlflow", f"{ROLLOUT}.trace.token2text=True"],
+    ):
+        load_config([OWN_MODEL, *without_a_part])
+    assert "answers have one turn" in check_error(f"{MULTI_TURN}.max_assistant_turns=2")
+
+
+def test_weights_of_a_mix_that_is_not_enabled_are_an_error() -> None:
+    assert check_error("+reward_model.composite.weights.rule_score=1.0") == (
+        "reward_model.composite.weights={'rule_score': 1.0}: no effect in this run, because one reward alone is the "
+        "score; set reward_model.composite.enable=True"
+    )

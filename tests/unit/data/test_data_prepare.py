@@ -111,6 +111,8 @@ def test_a_missing_source_file_is_named(tmp_path: Path) -> None:
 def test_an_unknown_set_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"gsm9k: not a known data set; choose one of {', '.join(PREPARERS)}"):
         prepare("gsm9k", tmp_path, None)
+    with pytest.raises(DataError, match=r"python: an environment without data of its own; prepare .*: gsm8k or math"):
+        prepare("python", tmp_path, None)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, gsm8k_source: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_list_has_every_environment(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["environments"]) == 0
     shown = capsys.readouterr().out
     for name, kind in ENVIRONMENTS.items():
-        assert f"{name}\n  {kind.description}\n  {MULTI_TURN}.environment={name} " in shown
+        assert f"{name}\n  {kind.description}\n  rloom train {MULTI_TURN}.environment={name} " in shown
     assert "rloom data prepare gsm8k" in shown
 
 

@@ -1,11 +1,13 @@
 """Files of verl, TRL and SkyRL (all Apache-2.0), unchanged, from clones. Skipped where there is none."""
 
 import os
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from rloom.config.load import load_config
-from rloom.episodes.base import EnvironmentSetup
+from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from tests.unit.episodes.peers import extracted
 from tests.unit.episodes.test_contracts import LIMITS, call, episodes, written
 
@@ -67,6 +69,61 @@ def test_an_environment_of_skyrl_runs(tmp_path, monkeypatch):
         assert "step-by-step" in seen.messages[0]["content"] and seen.reward == pytest.approx(0.2 / 8)  # 8 turns
         assert episode.act("#### 72").done and episode.end() == 0.0
         assert episode.running.report.metrics == {"steps": 2.0}
+
+
+def test_the_environments_of_skyrl_run_by_their_names(tmp_path, monkeypatch):
+    """SQL, search, AIME and GSM8K, unchanged. No server answers the search: the policy reads the error."""
+    extracted(SKYRL, tmp_path, "skyrl-gym/skyrl_gym")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'skyrl-gym'}:{os.environ.get('PYTHONPATH', '')}")
+    names = {"aime": "aime.env:AIMEEnv", "gsm8k": "gsm8k.env:GSM8kEnv", "text2sql": "sql.env:SQLEnv"}
+    names |= {"search": "search.env:SearchEnv"}
+    imports = "".join(f"from skyrl_gym.envs.{name.replace(':', ' import ')}\n" for name in names.values())
+    listed = ", ".join(f"{name!r}: {made.partition(':')[2]}" for name, made in names.items())
+    path = written(tmp_path, "environments.py", f"{imports}ENVIRONMENTS = {{{listed}}}\n")
+    database = tmp_path / "spider/database/shop/shop.sqlite"
+    database.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(database)) as made:
+        made.executescript("create table item (price int); insert into item values (3), (4);")
+    settings = {"db_path": str(tmp_path), "search_url": "http://127.0.0.1:9/retrieve", "timeout": 1}
+    limits = EpisodeLimits(400, call_s=60, result_characters=500)
+    with episodes(EnvironmentSetup(f"{path}:ENVIRONMENTS", settings, limits)) as (open_one, tools):
+        assert tools == []
+        aime = open_one()
+        aime.begin(env_class="aime", reward_model={"ground_truth": "7"})
+        seen = aime.act("Answer: 7")
+        assert (seen.reward, seen.done) == (1.0, True)
+        gsm8k = open_one()
+        gsm8k.begin(env_class="gsm8k", reward_spec={"ground_truth": "72"})
+        assert gsm8k.act("#### 72").reward == 1.0
+        sql = open_one()
+        truth = {"ground_truth": "select sum(price) from item"}
+        sql.begin(env_class="text2sql", db_id="shop", data="spider", reward_spec=truth, max_turns=3)
+        assert "7" in sql.results("<think>t</think><sql>select sum(price) from item</sql>")[0]
+        seen = sql.act("<think>t</think><solution>select 3 + 4</solution>")
+        assert (seen.reward, seen.done) == (1.0, True)
+        search = open_one()
+        search.begin(env_class="search", reward_spec={"ground_truth": {"target": ["Rome"]}})
+        assert search.act("<search>Rome</search>").messages
+        assert search.act("<answer>Rome</answer>").reward == 1.0
+
+
+def test_the_game_of_trls_example_runs_as_a_class_of_tools(tmp_path, monkeypatch):
+    extracted(TRL, tmp_path, "examples/scripts/grpo_2048.py")
+    for name in ("datasets", "peft", "trl"):
+        written(tmp_path, f"{name}.py", "Dataset = LoraConfig = GRPOConfig = GRPOTrainer = None\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    limits = EpisodeLimits(400, call_s=20)
+    setup = EnvironmentSetup(f"{tmp_path}/examples/scripts/grpo_2048.py:Game2048Env", {}, limits)
+    with episodes(setup) as (open_one, names):
+        assert names == ["move"]
+        first, second = open_one(), open_one()
+        begun = first.begin()
+        assert begun == second.begin() and begun[0].startswith("Go.score=0.0\n")  # one seed, one board
+        assert first.results(call("move", direction="sideways"))[0] == begun[0].removeprefix("Go.")
+        for way in ("left", "up", "left", "up"):
+            first.act(call("move", direction=way))
+        assert first.act("That is all.").done and first.end() is None  # its reward function reads the score
+        assert set(first.running.report.state) == {"board", "score", "done"}
 
 
 def test_the_tool_of_trls_example_runs(tmp_path, monkeypatch):

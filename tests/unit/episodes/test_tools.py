@@ -145,7 +145,7 @@ def call(name: str, **arguments: Any) -> str:
 
 def test_the_methods_of_a_class_are_tools_and_the_answer_without_a_call_ends_the_episode():
     limits = EpisodeLimits(100, parallel_calls=2, result_characters=4, truncate_side="left")
-    environment = UserCode(limits, Counter).environment({})
+    environment = UserCode(limits, Counter).environment({}, seed=0)
     assert [tool["function"]["name"] for tool in environment.tools] == ["add", "wait"]
     assert environment.begin({"start": 2, "other": 1}, [{"role": "user", "content": "Go."}]) == (
         {"role": "user", "content": "Go. It is 2."},
@@ -187,7 +187,7 @@ class SkyRl:
 
 @pytest.mark.parametrize("given, begun", [(Gym, ["Go.look"]), (SkyRl, ["Go.", "begin"])])
 def test_environments_of_other_systems_run(given, begun):
-    environment = UserCode(EpisodeLimits(100), given).environment({})
+    environment = UserCode(EpisodeLimits(100), given).environment({}, seed=0)
     messages = environment.begin({}, [{"role": "user", "content": "Go."}])
     assert [message["content"] for message in messages] == begun
     seen = environment.act("on")
