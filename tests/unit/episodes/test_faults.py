@@ -166,7 +166,7 @@ FAULTS = {
     "odd role": (Ending.WRONG_REPLY, "a message of it is {'content': 'seen', 'role': 5}"),
     "nan": (Ending.WRONG_REPLY, "its reward is nan, not a finite number"),
     "infinite": (Ending.WRONG_REPLY, "its reward is inf, not a finite number"),
-    "reward text": (Ending.FAILED, "ValueError: could not convert"),
+    "reward text": (Ending.FAILED, "TypeError: the reward of step is 'much'; return a number"),
     "surrogate": (Ending.DONE, 0.5),
     "bytes": (Ending.FAILED, "TypeError: "),
     "garbage to the driver": (Ending.WRONG_REPLY, "a reply of 18,446,744,073,709,551,615 bytes"),
