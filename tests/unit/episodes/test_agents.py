@@ -77,15 +77,6 @@ AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
         subprocess.run([sys.executable, "-c", THIEF], check=True, env={**os.environ, "FILE": row["file"]})
         return returns
 
-    async def imports(base_url, row, **kwargs):
-        before = set(sys.modules)
-        OpenAI().chat.completions.create(model="policy", messages=row["prompt"])
-        await AsyncOpenAI().responses.create(model="policy", input="x")
-        await anthropic.AsyncAnthropic().messages.create(model="policy", max_tokens=5, messages=row["prompt"])
-        loaded = sorted(set(sys.modules) - before)
-        assert not loaded, loaded
-        return len(loaded)
-
     def post(base_url, key, body):
         url = base_url.removesuffix("/v1") + "/rl/set_reward"
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -97,7 +88,18 @@ AGENTS = f"THIEF = {THIEF!r}\n" + textwrap.dedent(
 )
 ANTHROPIC = textwrap.dedent(
     """
+    import sys
     import anthropic
+    from openai import AsyncOpenAI, OpenAI
+
+    async def imports(base_url, row, **kwargs):
+        before = set(sys.modules)
+        OpenAI().chat.completions.create(model="policy", messages=row["prompt"])
+        await AsyncOpenAI().responses.create(model="policy", input="x")
+        await anthropic.AsyncAnthropic().messages.create(model="policy", max_tokens=5, messages=row["prompt"])
+        loaded = sorted(set(sys.modules) - before)
+        assert not loaded, loaded
+        return len(loaded)
 
     async def on_anthropic(base_url, row, **kwargs):
         client = anthropic.AsyncAnthropic()
@@ -266,7 +268,7 @@ def test_a_program_that_the_policy_wrote_cannot_set_the_reward(agents, tmp_path,
 
 
 def test_clients_import_their_modules_once_and_not_in_each_process(agents):
-    [record], [sampled] = run(of(agents, "imports"))
+    [record], [sampled] = run(of(agents.with_name("on_anthropic.py"), "imports"))
     assert (record.failure, record.reward, len(sampled)) == (None, 0.0, 3)
 
 
