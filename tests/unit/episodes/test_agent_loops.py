@@ -263,7 +263,7 @@ def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(folder)
     assert found["unknown token"] == "the agent asked with a prompt of unknown tokens"
     assert found["nothing"] == "the agent returned no output"
     assert "response_mask has 1 entries" in found["short mask"]
-    assert found["raises"] == "KeyError: 'tool' (my_loops.py:62 in Faulty.run)"
+    assert found["raises"] == "KeyError: 'tool' (my_loops.py:64 in Faulty.run)"
 
 
 def test_samples_with_the_same_tokens_are_all_trained(folder):

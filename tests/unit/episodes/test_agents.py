@@ -364,8 +364,8 @@ def test_a_fault_ends_its_own_episode_with_its_reason(agents):
     records, sampled = faults(agents, *whats)
     found = {what: (record.reward, record.failure) for what, record in zip(whats, records, strict=True)}
     assert found["right"] == found["prints"] == (1.0, None)
-    assert found["raise"] == (None, "ValueError: no such move (my_agents.py:59 in faulty)")
-    assert found["exit"] == (None, "SystemExit: 3 (my_agents.py:61 in faulty)")
+    assert found["raise"] == (None, "ValueError: no such move (faulty.py:17 in faulty)")
+    assert found["exit"] == (None, "SystemExit: 3 (faulty.py:19 in faulty)")
     assert found["dies"] == (None, "its process ended")
     assert found["text"][1].startswith("the agent returned 'very good'; return a finite number")
     assert found["other answer"][1].startswith(

@@ -157,7 +157,7 @@ def call(kind: str) -> str:
 # answer of the policy -> how the episode ends, and the error that the policy reads ("": the tool returned a result)
 CALLS: Mapping[str, tuple[Ending, str | None]] = {
     call("raise"): (Ending.DONE, "ValueError: no such move"),
-    call("sys.exit"): (Ending.FAILED, None),
+    call("sys.exit"): (Ending.DONE, "SystemExit: 3"),
     call("exit"): (Ending.EXITED, None),
     call("segfault"): (Ending.EXITED, None),
     call("hang"): (Ending.DONE, "CallTimeout: it took longer than its limit"),

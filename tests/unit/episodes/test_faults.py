@@ -191,7 +191,7 @@ BEGINNINGS = {
 }
 # the process cannot run any more, or does not end in time
 UNCLOSED = ("exit", "segfault", "hang for ever", "half a frame", "hang in close")
-EPISODES, FAULTY = 160, 0.4  # each fault twice
+EPISODES, FAULTY = 5 * len(FAULTS), 0.4  # each fault twice
 
 
 @pytest.fixture(scope="module")
