@@ -132,7 +132,7 @@ def converse(rollout: NativeRollout, *, reuse: bool, turns: int = 3) -> tuple[li
         found.append(write(rollout, requests))
         reused.append(sum(one.reused_tokens for one in found[-1]))
         past = [
-            (*tokens, *one.tokens_L.tolist(), *range(3, 4 + 9 * row))
+            (*tokens, *one.tokens_L.tolist(), *(3 + n % 60 for n in range(1 + 9 * row)))
             for row, (tokens, one) in enumerate(zip(past, found[-1], strict=True))
         ]
     return found, reused
