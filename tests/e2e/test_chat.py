@@ -163,7 +163,9 @@ def test_an_environment_that_fails_is_said_and_a_wrong_row_is_an_error(
     file.write_text("class Game:\n    def reset(self, **row): 1 / 0\n    def step(self, text): ...\n")
     chat = ["chat", "embedded", "--environment", f"{file}:Game", "--prompt", QUESTION, "trainer.device=cpu"]
     assert cli.main(chat) == 0
-    assert "environment failed: ZeroDivisionError: division by zero; turns: 0, no reward" in capsys.readouterr().out
+    assert (
+        "ZeroDivisionError: division by zero (game.py:2 in Game.reset); turns: 0, no reward" in capsys.readouterr().out
+    )
     assert cli.main([*chat, "--row", "[1]"]) != 0
     assert "--row=[1]: give an object" in capsys.readouterr().err
 

@@ -61,16 +61,17 @@ def test_the_policy_begins_to_use_what_the_environment_answers(tmp_path: Path, m
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_example_of_guess_number_reaches_80_percent(seed: int, tmp_path: Path) -> None:
-    """Fixed guesses reach 43 %."""
+@pytest.mark.parametrize("name", ["guess_number", "calculator"])
+def test_the_examples_reach_80_percent(name: str, seed: int, tmp_path: Path) -> None:
+    """Fixed guesses find 43 % of the numbers; the student, whom the start repeats, has 15 % of the products."""
     subprocess.run(
-        ["bash", str(EXAMPLES / "environments" / "run_guess_number.sh"), "trainer.device=cpu"],
+        ["bash", str(EXAMPLES / "environments" / f"run_{name}.sh"), "trainer.device=cpu"],
         env={**os.environ, "PYTHON": sys.executable, "OUT": str(tmp_path), "SEED": str(seed)},
         cwd=tmp_path,
         check=True,
         timeout=3600,
     )
-    key = "val-core/rloom/guess_number/acc/mean@1"
+    key = f"val-core/rloom/{name}/acc/mean@1"
     found = [record[key] for record in records(tmp_path / "grpo") if key in record]
-    assert found[0] < 0.3
+    assert found[0] < 0.4
     assert max(found[-2:]) >= 0.8

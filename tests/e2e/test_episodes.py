@@ -140,11 +140,11 @@ def test_a_mix_adds_the_reward_of_the_environment(tmp_path: Path, file: Path) ->
     assert record["critic/score/mean"] == pytest.approx(own) and record["reward/environment_score"] > 0
 
 
-def test_an_environment_without_a_reward_says_so_at_the_first_step(
+def test_an_environment_without_a_reward_is_refused_before_the_start(
     tmp_path: Path, file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert command(tmp_path / "run", 1, GRPO, LENGTH, f"{KEY}={file}:ToolsOnly") == 2
-    assert "the environment gave no reward; return one from get_reward()" in capfd.readouterr().err
+    assert f"{KEY}={file}:ToolsOnly: it gives no reward, and the episodes are scored by it" in capfd.readouterr().err
 
 
 def test_a_checkpoint_is_validated_with_its_environment(
@@ -198,7 +198,7 @@ def test_keys_of_episodes_are_checked_before_torch_is_loaded(
 
 def test_a_name_that_the_file_does_not_have(tmp_path: Path, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert command(tmp_path / "run", 1, f"{KEY}={file}:Digit") == 2
-    assert f"{KEY}={file}:Digit: {file} has no 'Digit'; it has Digits, Once, Slow, ToolsOnly" in capfd.readouterr().err
+    assert f"{KEY}={file}:Digit: {file} has no 'Digit'; it has Digits, Slow, Once, ToolsOnly" in capfd.readouterr().err
     (tmp_path / "broken.py").write_text("class A(:")
     assert command(tmp_path / "run", 1, f"{KEY}={tmp_path}/broken.py:A") == 2
     assert "cannot be loaded (SyntaxError" in capfd.readouterr().err

@@ -85,7 +85,7 @@ def test_failed_rewards_are_counted_with_their_reasons_and_leave_the_loss(
         ),
         (
             ("reward_model.composite.enable=True", "+reward_model.composite.weights.rule=1"),
-            "weights.rule: there is no such part; use rule_score, rm_score, api_score, remote_score, format_score",
+            "weights.rule: there is no such part; use rule_score, environment_score, rm_score",
         ),
         (("reward_model.format.pattern=x",), "reward_model.format.pattern=x: a format reward is a part of a mix"),
         (

@@ -173,21 +173,14 @@ class EagerSession:
         index_of: dict[tuple[int, ...] | int, int] = {}  # of a prompt, or of a continued request by its number
         prompts = list[tuple[int, ...]]()
         reused, slots, starts = list[int](), list[int](), list[int]()
-        running, holder = self.count, None  # a slot that holds the prompt
         size = PrefillPass(self.max_prefill_tokens, pads=True)
         while self.waiting and self.count < self.cache.slots:
             number, slot = self.waiting[0], self.count
             request = self.requests[number]
             kept = self.continued(request)
             key = request.tokens if kept is None else number
-            if kept is None:
-                self.clear_slot(slot)
-            if key in index_of:
-                holder = slots[starts.index(index_of[key])]
-            else:
-                holder = self.holder(request, running) if kept is None else None
-                cached = len(request.tokens) - 1 if holder is not None else 0
-                cached = cached if kept is None else kept.common(request.tokens)
+            if key not in index_of:
+                cached = 0 if kept is None else kept.common(request.tokens)
                 if not size.fits(len(request.tokens) - cached, cached):
                     break
                 index_of[key] = len(prompts)
@@ -197,10 +190,10 @@ class EagerSession:
             starts.append(index_of[key])
             slots.append(slot)
             self.reused[number] = reused[starts[-1]]
-            if kept is not None:
+            if kept is None:
+                self.clear_slot(slot)
+            else:
                 self.take_over(kept, slot)
-            elif self.reused[number] and holder is not None:
-                self.cache.copy(holder, slot, self.reused[number])
             self.begin(slot, request)
             self.request_of.append(self.waiting.popleft())
         slot_S, prompt_S = torch.tensor([slots, starts], device=self.device)
@@ -213,19 +206,6 @@ class EagerSession:
         draws = uniform_draws([request])
         if draws is not None:
             self.uniform[slot, : draws.shape[1]] = draws[0]
-
-    def holder(self, request: Request, running: int) -> int | None:
-        """A slot, of those that run and those that are kept, in which a sequence begins with the whole request.
-
-        Episodes of a prompt do not begin at one time, and would compute it as often; the answers of a run without
-        conversations do.
-        """
-        if request.conversation is None:
-            return None
-        length = len(request.tokens)
-        found = [n for n in range(running) if self.requests[self.request_of[n]].tokens[:length] == request.tokens]
-        found = found or [one.slot for one in self.kept if one.tokens[:length] == request.tokens]
-        return found[0] if found else None
 
     def continued(self, request: Request) -> KeptSlot | None:
         """The kept sequence of which the request reuses most."""

@@ -97,7 +97,6 @@ class SharedPrompt:
     tokens: tuple[int, ...]
     pages: list[int]
     readers: int = 0
-    prefilled: bool = False  # its pass has been launched
 
 
 class Progress(NamedTuple):
@@ -140,7 +139,6 @@ class RunningSequence:
     progress: Progress | None = None  # before it was preempted
     earlier: tuple[int, ...] = ()  # own tokens before the answer, iff it continues a kept sequence
     reused: int = 0  # of them, in the cache already
-    shares_cache: bool = False  # the prompt is in the cache already: of another episode
     collected: bool = False  # it has ended, was cancelled or was preempted
 
     @property
@@ -160,17 +158,14 @@ class RunningSequence:
     @property
     def reused_tokens(self) -> int:
         """Tokens in the cache before its prefill pass."""
-        if self.earlier:
-            return len(self.prompt.tokens) + self.reused
-        return len(self.prompt.tokens) - 1 if self.shares_cache else 0  # the last one's logits are needed
+        return len(self.prompt.tokens) + self.reused if self.earlier else 0
 
     @property
     def prefill_tokens(self) -> list[int]:
         """The input of its prefill pass."""
         if self.earlier:
             return [*self.earlier[self.reused :]]
-        resumed = [] if self.progress is None else self.progress.tokens_L.tolist()
-        return [*self.prompt.tokens[self.reused_tokens :], *resumed]
+        return [*self.prompt.tokens, *([] if self.progress is None else self.progress.tokens_L.tolist())]
 
     def cached_tokens(self, step: int) -> int:
         """The most own tokens in the cache once this step has run. A finished sequence writes its last one again."""
@@ -246,8 +241,7 @@ class Scheduler:
             kept, common = self.continued(request) if progress is None else (None, 0)
             key = request.tokens if progress is None and kept is None else number
             length = len(request.tokens) + (0 if progress is None else len(progress.tokens_L))
-            shares = progress is None and kept is None and self.has_prefilled(request)
-            reused = len(request.tokens) - 1 if shares else 0 if kept is None else len(kept.prompt.tokens) + common
+            reused = 0 if kept is None else len(kept.prompt.tokens) + common
             if key not in passes and (len(passes) == MAX_PROMPTS or not size.fits(length - reused, reused)):
                 break
             sequence = self.allocate(number, request, progress, kept, common, reserved)
@@ -257,13 +251,10 @@ class Scheduler:
             if key not in passes:
                 passes.add(key)
                 size.add(length - reused, reused)
-            sequence.shares_cache = shares
             reserved += self.reserve(sequence)
             admitted.append(sequence)
             self.waiting.popleft()
             self.progress.pop(number, None)
-        for sequence in admitted:
-            sequence.prompt.prefilled = True
         self.running += admitted
         self.waits_since = self.step
         return admitted
@@ -315,12 +306,6 @@ class Scheduler:
             self.drop(request.conversation, kept)
         self.extend(sequence, own - len(sequence.pages))
         return sequence
-
-    def has_prefilled(self, request: Request) -> bool:
-        """Whether an episode can begin with the prompt in the cache. Episodes of a prompt do not begin at one time, and
-        would compute it as often; the answers of a run without conversations do."""
-        prompt = None if request.conversation is None else self.prompts.get(request.tokens)
-        return prompt is not None and prompt.prefilled
 
     def continued(self, request: Request) -> tuple[KeptSequence | None, int]:
         """The kept sequence of which the request reuses most, if its pages can be those of the request.

@@ -384,13 +384,13 @@ def test_fields_that_were_set_and_are_not_known_are_named(caplog: pytest.LogCapt
         neftune_noise_alpha: float | None = None
         logging_dir: str | None = None
         top_h: float = 0.5
-        chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+        eval_args: dict[str, Any] = field(default_factory=dict)
 
     rloom.from_trl(Newer(), devices=1)
     assert caplog.messages == []
-    rloom.from_trl(Newer(neftune_noise_alpha=5.0, logging_dir="logs", chat_template_kwargs={"a": 1}), devices=1)
+    rloom.from_trl(Newer(neftune_noise_alpha=5.0, logging_dir="logs", eval_args={"a": 1}), devices=1)
     assert caplog.messages == [
-        "Note: fields of TRL that rloom does not know have no effect: chat_template_kwargs, neftune_noise_alpha"
+        "Note: fields of TRL that rloom does not know have no effect: eval_args, neftune_noise_alpha"
     ]
 
 

@@ -44,7 +44,7 @@ def completed(script: Path, line: str, folder: Path | None = None) -> list[str]:
         ("rloom tr", ["train"]),
         ("rloom co", ["config", "compare", "completion"]),
         ("rloom --ver", ["--version"]),
-        ("rloom data ", ["prepare", "check", "show", "--help"]),
+        ("rloom data ", ["prepare", "environments", "check", "show", "--help"]),
         ("rloom data ch", ["check"]),
         ("rloom data check --tok", ["--tokenizer"]),
         ("rloom doctor env --j", ["--json"]),

@@ -141,6 +141,7 @@ def test_what_has_an_effect_outside_of_the_run_is_asked_for() -> None:
     names = re.compile(r"(urls?|_env|command|enable|trust_remote_code|logger|ray_init|_kwargs|_dir|path|loss_mode)$")
     harmless = {
         "reward_model.composite.enable": "of what else is configured",
+        "actor_rollout_ref.rollout.multi_turn.enable": "of what else is configured",
         "reward_model.overlong_buffer.enable": "arithmetic",
         "reward_model.enable": "a model, as safetensors",
         "algorithm.filter_groups.enable": "arithmetic",

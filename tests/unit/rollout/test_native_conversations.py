@@ -179,26 +179,6 @@ def test_a_branch_does_not_continue_and_the_other_one_still_does(make: Callable[
     assert_same([changed, longer, other], [answer(make(), request) for request in whole])
 
 
-@pytest.mark.parametrize("conversing", [True, False])
-def test_episodes_that_begin_later_reuse_their_prompt(make: Callable[..., NativeRollout], conversing: bool) -> None:
-    """Without conversations a prompt is computed with the answers that begin together."""
-    rollout, sampling = make(), replace(SAMPLING, max_new_tokens=5)
-    requests = [Request(LONG, sampling, n, conversation=n if conversing else None) for n in range(5)]
-    found = list[Completion]()
-    first = rollout.submit(requests[0])
-    rollout.poll()
-    waiting = {rollout.submit(request) for request in requests[1:3]}
-    while not waiting <= {one.request for one in found}:
-        found += rollout.poll()
-    assert first in {one.request for one in found}
-    waiting = {rollout.submit(request) for request in requests[3:]}  # the others have ended
-    while len(found) < 5:
-        found += rollout.poll()
-    found.sort(key=lambda one: one.request)
-    assert [one.reused_tokens for one in found] == [0, 5, 5, 5, 5] if conversing else [0, 0, 0, 0, 0]
-    assert_same(found, [answer(make(), replace(request, conversation=None)) for request in requests])
-
-
 @pytest.mark.parametrize("new", [(), (9,), (9, 8, 7, 6, 5, 4, 3)])
 @pytest.mark.parametrize("left", [6, 5, 4, 1, 0])
 def test_an_answer_that_was_cut_or_edited_is_reused_up_to_there(
