@@ -104,7 +104,7 @@ def test_colours_and_the_inspector_work_within_turns(episodes: Page) -> None:
     assert "Of the environment" in episodes.text(".inspector")
 
 
-@pytest.mark.parametrize("width", [390, 640, 1280])
+@pytest.mark.parametrize("width", [390, *(pytest.param(width, marks=pytest.mark.long) for width in (640, 1280))])
 def test_hostile_texts_are_text_and_no_wider_than_the_page(episodes: Page, width: int) -> None:
     episodes.size(width, 844)
     try:

@@ -82,8 +82,8 @@ SECTION = "actor_rollout_ref.rollout.agent"
     [
         ("path={}:agent", FUNCTION),
         ("path={}:agent", ON_ANTHROPIC),
-        ("default_agent_loop={}:Loop", LOOP),
-        ("path={}:AgentExecutor", EXECUTOR),
+        pytest.param("default_agent_loop={}:Loop", LOOP, marks=pytest.mark.long),
+        pytest.param("path={}:AgentExecutor", EXECUTOR, marks=pytest.mark.long),
         (f"command={sys.executable} {{}}", PROGRAM),
     ],
     ids=["openai", "anthropic", "loop", "executor", "program"],

@@ -78,7 +78,7 @@ AGENT = (("agent.path={}:agent", "agent.kwargs.folder={}"), 96)
     [
         pytest.param(*ENVIRONMENT, 1, marks=pytest.mark.long, id="environment"),
         pytest.param(*ENVIRONMENT, 2, id="environment, two workers"),
-        pytest.param(*AGENT, 1, id="agent"),
+        pytest.param(*AGENT, 1, marks=pytest.mark.long, id="agent"),
     ],
 )
 def test_a_run_that_is_killed_in_an_episode_goes_on_as_one_that_was_not(

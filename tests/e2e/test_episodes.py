@@ -83,6 +83,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "digits.py"
 
 
+@pytest.mark.long
 def test_two_workers_a_resume_and_validations_change_no_episode(tmp_path: Path, file: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     keys = (GRPO, LENGTH, f"{KEY}={file}:Digits", "trainer.test_freq=1", "trainer.log_rollouts=False")

@@ -258,6 +258,7 @@ SLOW = """
 """
 
 
+@pytest.mark.long
 def test_the_beginning_of_many_tools_has_the_limit_of_a_call_for_each(tmp_path):
     written(tmp_path, "slow_tool.py", SLOW)
     schemas = [{**SCHEMA, "function": {**SCHEMA["function"], "name": f"slow{number}"}} for number in range(4)]

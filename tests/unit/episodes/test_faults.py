@@ -313,7 +313,10 @@ run(sys.argv[2], [["7", "7", "child", "hang for ever"], ["7"] * 5000, ["7"] * 50
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("given", [[], ["stop"]], ids=["running", "stopped"])
+@pytest.mark.parametrize(
+    "given",
+    [pytest.param([], id="running"), pytest.param(["stop"], id="stopped", marks=pytest.mark.long)],
+)
 def test_no_process_outlives_a_run_that_is_killed_and_waiting_environments_are_closed(
     environment_file, tmp_path, mark, given
 ):

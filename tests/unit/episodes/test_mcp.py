@@ -73,6 +73,7 @@ def test_the_tools_of_a_program_are_called_in_a_program_for_each_episode(tmp_pat
         assert again.results(call("add", number=7)) == ["7"]
 
 
+@pytest.mark.long
 def test_a_call_that_waits_ends_at_its_limit_and_the_server_lives_on(tmp_path):
     file = written(tmp_path, "server.py", SERVER)
     servers = json.dumps({"mcpServers": {"numbers": {"command": sys.executable, "args": [file]}}})

@@ -63,7 +63,7 @@ def is_finite(number):
     return type(number) is float and math.isfinite(number)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(replies)
 def test_every_json_value_is_read_or_refused(reply):
     begun, seen, ended = (read(function, reply) for function in (as_beginning, as_observation, as_end))
