@@ -36,6 +36,8 @@ from rloom.episodes.base import (
 from rloom.episodes.output import Output
 from rloom.episodes.record import Ending
 from rloom.episodes.replies import (
+    LONGEST_NAME,
+    LONGEST_REASON,
     LONGEST_REPLY,
     EnvironmentFailed,
     WrongReply,
@@ -46,6 +48,7 @@ from rloom.episodes.replies import (
     read_reply,
 )
 from rloom.episodes.rows import CodeNames
+from rloom.episodes.user_errors import LONGEST_TRACEBACK
 from rloom.errors import ConfigError, TrainingError
 from rloom.import_path import child_command
 from rloom.net.http import allowed_connections
@@ -112,7 +115,7 @@ class EnvironmentProcess:
         errors = found.get(ERRORS)
         if isinstance(errors, dict):
             for place, text in errors.items():
-                self.server.output.show_error(place, str(text))
+                self.server.output.show_error(place[:LONGEST_NAME], str(text)[:LONGEST_TRACEBACK])
         return found
 
     async def ends_within(self, limit_s: float) -> bool:
@@ -404,5 +407,5 @@ class RunningEnvironment:
         self.busy = False
         if "failed" in found:
             ending = Ending.FAILED if found.get("in_time") else Ending.NO_ANSWER
-            raise EnvironmentFailed(plain_text(str(found["failed"])[:1000]), ending)
+            raise EnvironmentFailed(plain_text(str(found["failed"])[:LONGEST_REASON]), ending)
         return read_reply(read, found)

@@ -10,7 +10,17 @@ from rloom.batch import Trajectory
 from rloom.episodes.base import AtLimit, EnvironmentReport
 from rloom.episodes.episode import Branch, Episode, Node
 from rloom.episodes.tool_calls import parse_tool_calls, without_calls
-from rloom.types import EpisodeStep, EpisodeSummary, Message, Prompt, Sample, SampledEpisode, Score, ToolCall
+from rloom.types import (
+    ENVIRONMENT_FAILED,
+    EpisodeStep,
+    EpisodeSummary,
+    Message,
+    Prompt,
+    Sample,
+    SampledEpisode,
+    Score,
+    ToolCall,
+)
 
 
 class Ending(Enum):
@@ -67,7 +77,7 @@ class EpisodeRecord:
     def no_score(self) -> str | None:
         """Why the episode has no score, whatever the rewards give."""
         if self.failure is not None:
-            return f"the environment failed: {self.failure}"
+            return f"{ENVIRONMENT_FAILED}{self.failure}"
         if self.ending.at_limit and self.at_limit == "fail":
             return f"the episode ended at a limit: {self.ending.value}"
         return None
@@ -197,7 +207,10 @@ def episode_trajectories(
             text=record.text,
             episode=summary,
             branch=number,
-            turn_rewards=turn_rewards(record.episode, branch, turn_weight) if score.ok else (),
+            # without a reward of the episode the score is another one, and those of its turns are no part of it
+            turn_rewards=turn_rewards(record.episode, branch, turn_weight)
+            if score.ok and record.reward is not None
+            else (),
             experts_LMK=branch.experts_LMK,
             in_loss=not (record.ending.at_limit and record.at_limit == "mask"),
         )

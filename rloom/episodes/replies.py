@@ -17,7 +17,7 @@ MOST_BRACKETS = (
     100_000  # opening ones in a reply, also in its texts; a list of JSON takes 20 times its length in memory
 )
 DEEPEST_VALUE = 20  # lists and mappings inside of each other
-MOST_CALLS, MOST_METRICS, LONGEST_NAME = 1000, 1000, 200
+MOST_CALLS, MOST_METRICS, LONGEST_NAME, LONGEST_REASON = 1000, 1000, 200, 1000
 LONGEST_CALL_S = 1e9
 # what reading a value of another form than expected raises; RecursionError and torch's errors are RuntimeErrors
 READ_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -45,15 +45,7 @@ def read_reply(read: Callable[[Any], T], found: Any) -> T:
         return read(found)
     except EnvironmentFailed:
         raise
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ) as error:
+    except READ_ERRORS as error:
         raise WrongReply(f"its reply cannot be read ({type(error).__name__}): {shown(found)}") from error
 
 

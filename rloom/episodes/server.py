@@ -121,6 +121,7 @@ def serve(control: socket.socket, serve_one: ServeOne) -> None:
                 break
             number = exactly(COMMAND_BYTES, control.recv)  # of the request, or of the process
             if what == FORK:
+                os.set_inheritable(fds[0], False)  # programs that a tool starts must not write replies
                 pid = forked(control, fds[0], serve_one, children)
                 control.sendall(number + pid.to_bytes(COMMAND_BYTES, "big"))
             elif (pid := int.from_bytes(number, "big")) in children:

@@ -94,7 +94,7 @@ class AgentSession:
         assert task is not None
         self._requests.add(task)
         try:
-            leaf, node = await self.generate(partial(writer.read, messages, tools), max_tokens, stops)
+            leaf, node = await self.generate(partial(self.read, messages, tools), max_tokens, stops)
         except asyncio.CancelledError:
             self.check_open()
             self.run.counts[DROPPED] += 1
@@ -105,9 +105,13 @@ class AgentSession:
         self.nodes[name] = node
         answer = readable(writer.episode.nodes[node].conversation.messages[-1])
         made = sum(len(calls_of(message)) for message in writer.heard(leaf))
-        shown, stop = shown_message(answer, stops, reads_calls and bool(tools), made, writer.texts.call_format)
+        shown, stop = shown_message(answer, stops, tools if reads_calls else (), made, writer.texts.call_format)
         writer.episode.replace(node, shown=(shown,))
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
+
+    def read(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
+        self.check_length(messages)
+        return self.run.writer.read(messages, tools)
 
     async def generate(
         self, read: Callable[[], int], max_tokens: int | None, stops: Sequence[str] = ()
@@ -163,8 +167,7 @@ class AgentSession:
         run, characters = self.run, sum(len(str(message.get("content") or "")) for message in messages)
         tokens = (run.prompt_tokens or 0) + run.limits.response_tokens
         if run.prompt_tokens is not None and characters > tokens * run.writer.texts.template.longest_token:
-            run.ending = Ending.TOKENS
-            raise LimitReached(run.ending)
+            raise LimitReached(Ending.TOKENS)
 
     def close(self) -> None:
         """Requests that still run are cancelled: nothing is added to a finished episode."""
@@ -180,11 +183,12 @@ def new_id(kind: str) -> str:
 
 
 def shown_message(
-    answer: Message, stops: Sequence[str], reads_calls: bool, made: int, form: str = AUTO
+    answer: Message, stops: Sequence[str], tools: Sequence[ToolSchema], made: int, form: str = AUTO
 ) -> tuple[dict[str, Any], str | None]:
     """The message without the stop text that ended it, and that text.
 
-    `made`: calls before it in the conversation. Ids are those that the chat template writes: equal in every run.
+    `tools`: whose calls are read. `made`: calls before it in the conversation. Ids are those that the chat template
+    writes: equal in every run.
     `form`: of tool calls.
     """
     text: str = answer["content"]
@@ -194,10 +198,10 @@ def shown_message(
     if reasoning := answer.get("thinking") or reasoning:
         shown["reasoning_content"] = reasoning
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in calls_of(answer)]
-    if reads_calls and not calls:
-        calls = [(call.name, call.arguments) for call in parse_tool_calls(text, form) if call.error is None]
-        shown["content"] = without_calls(text, form) if calls else text
-    if reads_calls and calls:
+    if tools and not calls:
+        calls = [(call.name, call.arguments) for call in parse_tool_calls(text, form, tools) if call.error is None]
+        shown["content"] = without_calls(text, form, tools) if calls else text
+    if tools and calls:
         shown["tool_calls"] = [
             as_tool_call(made + number, name, arguments if isinstance(arguments, str) else json.dumps(arguments))
             for number, (name, arguments) in enumerate(calls)

@@ -55,10 +55,10 @@ def parse_tool_calls(text: str, format: str = AUTO, tools: Sequence[ToolSchema] 
     return [found.call for found in found_calls(text, format, tools)]
 
 
-def without_calls(text: str, format: str = AUTO) -> str:
+def without_calls(text: str, format: str = AUTO, tools: Sequence[ToolSchema] = ()) -> str:
     """The text around the calls that `parse_tool_calls` finds."""
     kept, end = [], 0
-    for found in found_calls(text, format):
+    for found in found_calls(text, format, tools):
         kept.append(text[end : found.start])
         end = max(end, found.end)
     return "".join([*kept, text[end:]]).strip()

@@ -26,7 +26,7 @@ from rloom.episodes.episode import Node
 from rloom.episodes.gateway.server import Gateway
 from rloom.episodes.pool import EnvironmentPool, EnvironmentProcess
 from rloom.episodes.record import Ending
-from rloom.episodes.replies import READ_ERRORS, EnvironmentFailed, WrongReply
+from rloom.episodes.replies import LONGEST_REASON, READ_ERRORS, EnvironmentFailed, WrongReply
 from rloom.episodes.runner import Driver, LimitReached, RunningEpisode
 from rloom.episodes.session import MOST_OPEN, REFUSED, WITHOUT_ANSWER, WITHOUT_REWARD, AgentSession, Sessions
 from rloom.episodes.template import RenderedConversation
@@ -117,7 +117,7 @@ class AgentDriver:
                     if FAILED in message or RESULT in message:
                         process.check_number(message)
                     if FAILED in message:
-                        raise EnvironmentFailed(plain_text(str(message[FAILED])))
+                        raise EnvironmentFailed(plain_text(str(message[FAILED])[:LONGEST_REASON]))
                     if RESULT in message:
                         return message[RESULT]
                     if len(pending) > MOST_OPEN:

@@ -17,7 +17,6 @@ process → driver, as JSON: {"ask": [number, tokens, max_tokens]} any number of
 import asyncio
 import inspect
 import json
-import math
 import os
 import shlex
 import shutil
@@ -32,7 +31,7 @@ from typing import Any
 from rloom.episodes.base import WITHHELD
 from rloom.episodes.kinds import AGENT
 from rloom.errors import ConfigError
-from rloom.types import Message
+from rloom.types import Message, is_usable
 
 RUN, ANSWER, ASK, RESULT, FAILED = "run", "answer", "ask", "result", "failed"
 PATH_KEY, COMMAND_KEY, KWARGS_KEY = f"{AGENT}.path", f"{AGENT}.command", f"{AGENT}.kwargs"
@@ -191,8 +190,8 @@ def number(found: Any) -> float:
     if isinstance(found, str | bytes):
         raise TypeError(f"{found[:100]!r} is not a number")
     value = float(found)
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
+    if not is_usable(value):
+        raise ValueError(f"{value} is not a finite number of usual size")
     return value
 
 

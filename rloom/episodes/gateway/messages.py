@@ -169,8 +169,16 @@ def blocks(answer: AgentAnswer) -> list[dict[str, Any]]:
     if parts.text or not parts.calls:
         found.append({"type": "text", "text": parts.text})
     for id, name, arguments in parts.calls:
-        found.append({"type": "tool_use", "id": id, "name": name, "input": json.loads(arguments)})
+        found.append({"type": "tool_use", "id": id, "name": name, "input": as_input(arguments)})
     return found
+
+
+def as_input(arguments: str) -> Any:
+    """What the policy wrote, even if it is no JSON: the tool refuses it, and the policy can correct it."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {"arguments": arguments}
 
 
 def block_deltas(block: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -276,9 +276,9 @@ class Gateway:
             return await send_json(send, set_reward(session, request.key, body))
         dialect = DIALECTS[path.removesuffix("/count_tokens")]
         asked = dialect.read(body, session)
-        session.check_length(asked.messages)
         texts = session.run.writer.texts
         if path == COUNT_TOKENS:
+            session.check_length(asked.messages)
             started = texts.template.start(asked.messages, asked.tools)
             return await send_json(send, {"input_tokens": len(started.tokens)})
         self._say_ignored(asked, session)

@@ -183,6 +183,8 @@ class NativeRollout(Rollout):
         prompts = max(self.expected.prompts, len({request.tokens for request in requests}))
         answer = self.longest_answer(requests)
         prompt = max(self.longest_prompt, self.longest_request(requests))
+        if self.expected.sequences:
+            prompt += self.page_tokens  # a late turn divides the same tokens at another place, and fills one page more
         wanted = wanted_cache_tokens(slots, prompts, prompt, answer, self.page_tokens)
         longest = wanted_cache_tokens(1, 1, prompt, answer, self.page_tokens)
         old = self.decoder

@@ -206,6 +206,13 @@ def test_rewards_of_turns_stay_with_their_turns_when_each_begins_a_branch():
     assert returns(episode_of([1.0, 0.0], cuts=(1,)), score=1.0) == {1: 1.0, 2: 1.0, 11: 0.0, 12: 0.0}
 
 
+def test_rewards_of_turns_are_not_placed_where_another_reward_scores():
+    """Those of verl's tools are facts for the rule."""
+    record = EpisodeRecord(episode_of([-0.05, None]), Ending.DONE, None)
+    [trajectory] = episode_trajectories(record, PROMPT, 0, Score(1.0))
+    assert trajectory.turn_rewards == ()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_an_episode_that_a_template_cuts_into_branches_has_the_same_returns(seed):
     draw = random.Random(seed)

@@ -272,6 +272,29 @@ def test_the_beginning_of_many_tools_has_the_limit_of_a_call_for_each(tmp_path):
         assert episode.end() == 0.0
 
 
+SHELL = """
+    import os
+
+    class Shell:
+        def spawn(self) -> str:
+            '''What a program that is started here has open.'''
+            os.system("ls -l /proc/self/fd > " + os.environ["FOUND"])
+            return open(os.environ["FOUND"]).read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+def test_a_program_that_a_tool_starts_has_no_connection_to_the_driver(tmp_path, monkeypatch):
+    """It could answer in place of the environment."""
+    monkeypatch.setenv("FOUND", str(tmp_path / "found"))
+    path = written(tmp_path, "shell.py", SHELL)
+    with episodes(EnvironmentSetup(f"{path}:Shell", {}, EpisodeLimits(400, call_s=20))) as (open_one, _):
+        episode = open_one()
+        episode.begin()
+        [found] = episode.results(call("spawn"))
+        assert "pipe:" in found and "socket:" not in found
+
+
 def test_a_row_selects_its_tools(tmp_path):
     path = written(tmp_path, "functions.py", FUNCTION_TOOLS)
     setup = EnvironmentSetup(None, {}, LIMITS, path, tool_config(tmp_path))

@@ -100,6 +100,15 @@ def test_a_call_is_found_again_in_every_form_that_clients_send(http, form):
         run.check()
 
 
+def test_arguments_have_the_types_of_their_tool(http):
+    """The form of Qwen3-Coder has none."""
+    written = "<tool_call>\n<function=add>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>"
+    tool = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    with serving([written, "5"]) as run:
+        answer = ask(http, run, [user("q")], tools=[{"type": "function", "function": tool}])
+        assert json.loads(answer["tool_calls"][0]["function"]["arguments"]) == {"a": 5}
+
+
 def test_ids_of_calls_are_equal_in_every_run(http):
     """Templates may write them, and every draw is a function of seed, step and row."""
     ids = []

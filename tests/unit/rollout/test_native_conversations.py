@@ -179,6 +179,16 @@ def test_a_branch_does_not_continue_and_the_other_one_still_does(make: Callable[
     assert_same([changed, longer, other], [answer(make(), request) for request in whole])
 
 
+def test_a_late_turn_of_the_only_episode_has_room(network: PolicyNetwork) -> None:
+    """8 + 8 tokens take 4 pages; 9 before the answer and 7 in it take 5."""
+    rollout = paged_rollout(network)
+    rollout.longest_prompt = 8
+    rollout.expect(1, 1, 8)
+    rollout.submit(Request((*SHORT, *LONG), replace(SAMPLING, max_new_tokens=7, ignore_eos=True), 1, conversation=0))
+    found = [one for _ in range(20) for one in rollout.poll()]
+    assert [len(one.tokens_L) for one in found] == [7]
+
+
 @pytest.mark.parametrize("new", [(), (9,), (9, 8, 7, 6, 5, 4, 3)])
 @pytest.mark.parametrize("left", [6, 5, 4, 1, 0])
 def test_an_answer_that_was_cut_or_edited_is_reused_up_to_there(
