@@ -269,7 +269,7 @@ def deepseek(text: str, types: Types) -> list[Found]:
     return [Found(*one.span(), named_call(one[1], FENCE.sub(r"\1", one[2]))) for one in DEEPSEEK.finditer(text)]
 
 
-CODE_BLOCK = re.compile(r"^```([\w-]+)[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+CODE_BLOCK = re.compile(r"^```([\w-]+)[ \t]*\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
 def code_blocks(text: str, types: Types) -> list[Found]:

@@ -52,6 +52,9 @@ def test_a_block_of_code_is_a_call_where_the_format_says_so():
     assert parse_tool_calls(text, "code_block", tools) == calls
     assert parse_tool_calls(text, "auto", tools) == []
     assert parse_tool_calls(text, "code_block") == []
+    assert parse_tool_calls("```python\nprint(1)```", "code_block", tools) == [
+        ParsedCall("python", {"code": "print(1)"})
+    ]
 
 
 @pytest.mark.parametrize(
