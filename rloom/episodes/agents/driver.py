@@ -196,7 +196,7 @@ class AgentDriver:
                         f"the last line of the agent's program gives no reward: {plain_text(str(found[UNREAD]))!r}; "
                         'print a number or {"reward": ...}. Without one, the rule of the data source scores'
                     )
-            if not self.by_url:
+            if not self.by_url and run.writer.episode.nodes:  # else its first request was over a limit
                 outputs = [([*tokens], [*mask]) for tokens, mask in found["outputs"]]
                 run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
         except READ_ERRORS:

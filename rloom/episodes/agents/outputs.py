@@ -56,7 +56,11 @@ def sampled_leaf(
     stop = max((place + 1 for place, one in enumerate(mask) if one), default=len(tokens))
     if not paths:
         raise EnvironmentFailed("the agent returned tokens and had asked for no answer")
-    leaf = max(paths, key=lambda index: (common(paths[index], tokens[:stop]), index not in used))
+    leaf = max(
+        paths,
+        # what follows an answer begins with it, too, and is not another one with its tokens
+        key=lambda index: (common(paths[index], tokens[:stop]), len(paths[index]) == stop, index not in used),
+    )
     equal = common(paths[leaf], tokens[:stop])
     sampled = [node.sampled for index in recorded.path(leaf) for node in [recorded.nodes[index]] for _ in node.tokens_L]
     wrong = (place for place in range(len(tokens)) if mask[place] and (place >= equal or not sampled[place]))

@@ -4,10 +4,14 @@ import textwrap
 from contextlib import closing
 
 import pytest
+import torch
 
+from rloom.episodes.agents.outputs import episode_of
 from rloom.episodes.base import EpisodeLimits
+from rloom.episodes.episode import Episode, Node
 from rloom.episodes.kinds import chosen_kinds, episode_faults
 from rloom.episodes.record import Ending, episode_trajectories
+from rloom.episodes.template import RenderedConversation
 from rloom.errors import ConfigError, DataError, RloomError
 from rloom.launch.early_checks import check_episodes
 from rloom.launch.episodes import agent_loop_driver, check_agent_names
@@ -269,6 +273,18 @@ def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(folder)
 def test_samples_with_the_same_tokens_are_all_trained(folder):
     [record], [sampled] = run(of(folder, "samples"), answer=lambda number, turn: "7")
     assert trained(record) == sampled and sampled == [sampled[0]] * 3
+
+
+def test_an_answer_that_was_continued_does_not_hide_an_equal_one():
+    def node(parent, tokens, sampled):
+        logprobs_L = -torch.ones(len(tokens)) if sampled else None
+        return Node(parent, (), torch.tensor(tokens), RenderedConversation((), (), ""), sampled, logprobs_L)
+
+    recorded = Episode(
+        [node(None, [1, 2], False), node(0, [7], True), node(1, [3], False), node(2, [8], True), node(0, [7], True)]
+    )
+    found = episode_of(recorded, [([1, 2, 7], [0, 0, 1])] * 2, str)
+    assert [node.tokens_L.tolist() for node in found.nodes if node.sampled] == [[7], [7]]
 
 
 def test_outputs_are_branches_and_answers_in_none_of_them_are_left_out(folder):
