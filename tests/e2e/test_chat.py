@@ -88,6 +88,7 @@ def test_a_model_that_is_not_there_is_an_error_with_the_way_out(
     assert "temperature=-1.0: use 0 (greedy) or more" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_in_a_terminal_it_prompts_answers_and_ends_with_ctrl_d() -> None:
     ours, theirs = pty.openpty()
     process = forkserver().Process(target=chat_in_terminal, args=(os.ttyname(theirs),))

@@ -65,6 +65,7 @@ def test_on_a_terminal_of_80_columns_nothing_is_wider_and_no_word_is_cut(tmp_pat
     assert f"Talk to it: rloom chat {newest}" in " ".join(text.split())
 
 
+@pytest.mark.long
 def test_in_a_pipe_a_chinese_run_says_how_far_it_is_and_calls_its_score_a_score(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(OWN_REWARD)
     own = f"custom_reward_function.path={tmp_path / 'reward.py'}"

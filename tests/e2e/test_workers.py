@@ -109,6 +109,7 @@ def test_roles_apart_compute_the_same_as_together(alone: Path, with_workers: Cal
             assert record["perf/max_memory_allocated_gb"] >= 0.99 * max(resident)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_another_number_of_workers_and_another_placement(
     alone: Path, with_workers: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -201,6 +201,7 @@ def test_closing_during_the_replacement_of_a_worker_fails_its_sample(functions, 
     scoring.start()
     worker, child = read_pids(pid_file)
     assert wait_until_gone(worker, 20)
+    time.sleep(1)  # its replacement has begun to wait
     ending = threading.Thread(target=pool.close, daemon=True)
     ending.start()
     ending.join(20)
