@@ -45,10 +45,11 @@ from rloom.errors import ConfigError, DataError
 HOST = "127.0.0.1"
 MOST_BYTES = 32 * 2**20  # of a body
 MOST_DEPTH = 64  # of its JSON
-HEAD_S = 10.0  # in which a new connection has to name a session
+HEAD_S = 10.0  # in which a new connection has to send the head of a request
+BURST_S = 1.0  # a connection that is younger is not closed for a new one
 BODY_S = 60.0  # to receive a body
 IDLE_S = 600.0  # an unused connection is kept open: agents wait for their tools between requests
-MOST_UNNAMED = 1024  # connections that have named no session, and at most a quarter of the process's descriptors
+MOST_SILENT = 1024  # connections without a request, and at most a quarter of the process's descriptors
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PATH = re.compile(r"(?:/sessions/(?P<id>[^/]+))?(?:/v1)*(?P<rest>/.*)")
 MODEL = "rloom"
@@ -154,26 +155,38 @@ def parse_body(whole: bytes) -> Body:
 
 
 class GatewayConnection(H11Protocol):
-    """A connection, which is closed if it does not name a session soon. Any process of the machine can open one."""
+    """A connection, which is closed if it does not send the head of a request soon. Any process of the machine can open
+    one; a request without a session is refused, and its connection closed."""
 
-    def __init__(self, unnamed: "dict[GatewayConnection, asyncio.TimerHandle]", **given: Any) -> None:
+    def __init__(self, silent: "dict[GatewayConnection, asyncio.TimerHandle]", **given: Any) -> None:
         super().__init__(**given)
-        self.unnamed = unnamed
-        self.app_state = {"connection": self}  # the `state` of its requests
+        self.silent = silent
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # negative: without a limit
-        if len(self.unnamed) >= (min(MOST_UNNAMED, descriptors // 4) if descriptors > 0 else MOST_UNNAMED):
-            next(iter(self.unnamed)).transport.abort()  # the oldest: an agent's names its session at once
-        self.unnamed[self] = self.loop.call_later(HEAD_S, transport.abort)
+        most = min(MOST_SILENT, descriptors // 4) if descriptors > 0 else MOST_SILENT
+        for oldest in list(self.silent)[: max(len(self.silent) + 1 - most, 0)]:
+            if self.silent[oldest].when() > self.loop.time() + HEAD_S - BURST_S:
+                break  # asyncio accepts all that wait before it reads what one of them sent
+            oldest.close()
+        self.silent[self] = self.loop.call_later(HEAD_S, self.close)
 
-    def named(self) -> None:
-        if (timer := self.unnamed.pop(self, None)) is not None:
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None:  # the head of a request was read
+            self.not_silent()
+
+    def close(self) -> None:
+        self.not_silent()
+        self.transport.abort()
+
+    def not_silent(self) -> None:
+        if (timer := self.silent.pop(self, None)) is not None:
             timer.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.named()
+        self.not_silent()
         super().connection_lost(exc)
 
 
@@ -182,7 +195,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self.url = ""
-        self.unnamed: dict[GatewayConnection, asyncio.TimerHandle] = {}  # connections that have named no session
+        self.silent: dict[GatewayConnection, asyncio.TimerHandle] = {}  # connections without a request, oldest first
         self._said: set[str] = set()  # ignored fields and errors that the log names
 
     async def start(self, sessions: Sessions, port: int) -> None:
@@ -200,7 +213,7 @@ class Gateway:
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
-            http=partial(GatewayConnection, self.unnamed),  # type: ignore[arg-type]
+            http=partial(GatewayConnection, self.silent),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -240,7 +253,6 @@ class Gateway:
         session: AgentSession | None = None
         try:
             session = self._session(request)
-            scope["state"]["connection"].named()
             await self._answer(request, session, send)
         except ClientGone:
             return
