@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from copy import deepcopy
 
 import httpx
