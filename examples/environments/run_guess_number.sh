@@ -20,11 +20,11 @@ exec "$PYTHON" -m rloom.trainer.main_ppo \
     algorithm.adv_estimator=grpo \
     data.train_files="$out/data/train.parquet" \
     data.val_files="$out/data/test.parquet" \
-    data.train_batch_size=64 \
+    data.train_batch_size=32 \
     data.max_response_length=96 \
     actor_rollout_ref.model.path="$out/start" \
-    actor_rollout_ref.actor.optim.lr=5e-4 \
-    actor_rollout_ref.actor.ppo_mini_batch_size=64 \
+    actor_rollout_ref.actor.optim.lr=3e-4 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=32 \
     actor_rollout_ref.rollout.n=8 \
     actor_rollout_ref.rollout.multi_turn.environment=guess_number \
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3 \

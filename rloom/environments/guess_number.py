@@ -3,8 +3,12 @@
 With 7 numbers and 3 guesses, a policy that takes the middle of what is left always finds the number, and one that does
 not read what the environment answers finds at most 3 of 7. The texts are short and in the vocabulary of the embedded
 model. A row has a game of a careless student (`messages`) for supervised fine-tuning: it teaches the form of the game.
+
+The training rows have no number: each episode draws its own. Games with one number would have equal rewards as soon as
+the policy always plays alike, and a group of equal rewards teaches nothing.
 """
 
+import random
 import re
 from random import Random
 from typing import Any
@@ -24,7 +28,7 @@ class GuessNumber:
         self.left = tries
 
     def reset(self, reward_model: dict[str, Any], **row: Any) -> None:
-        self.number = int(reward_model["ground_truth"])
+        self.number = int(reward_model["ground_truth"] or random.randint(LOWEST, HIGHEST))  # seeded by the episode
 
     def step(self, text: str) -> tuple[str, float, bool]:
         guesses = NUMBER.findall(text)
@@ -42,33 +46,33 @@ def answer(guess: int, number: int) -> str:
 
 
 def rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The training rows have each number equally often; the test rows are the games with each number."""
-    random = Random(SEED)
+    """The games of the student have each number equally often; the test rows are the games with each number."""
+    draws = Random(SEED)
     numbers = range(LOWEST, HIGHEST + 1)
-    train = [numbers[index % len(numbers)] for index in range(TRAIN_ROWS)]
+    played = [numbers[index % len(numbers)] for index in range(TRAIN_ROWS)]
     return (
-        [row(number, "train", index, random) for index, number in enumerate(train)],
-        [row(number, "test", index, random) for index, number in enumerate(numbers)],
+        [row("", "train", index, game(number, draws)) for index, number in enumerate(played)],
+        [row(str(number), "test", index, game(number, draws)) for index, number in enumerate(numbers)],
     )
 
 
-def row(number: int, split: str, index: int, random: Random) -> dict[str, Any]:
+def row(number: str, split: str, index: int, played: list[dict[str, str]]) -> dict[str, Any]:
     prompt = [{"role": "user", "content": f"{LOWEST}-{HIGHEST}?"}]
     return {
         "data_source": DATA_SOURCE,
         "prompt": prompt,
         "ability": "games",
-        "reward_model": {"style": "rule", "ground_truth": str(number)},
+        "reward_model": {"style": "rule", "ground_truth": number},
         "extra_info": {"split": split, "index": index},
-        "messages": [*prompt, *game(number, random)],
+        "messages": [*prompt, *played],
     }
 
 
-def game(number: int, random: Random) -> list[dict[str, str]]:
+def game(number: int, draws: Random) -> list[dict[str, str]]:
     """The messages after the prompt, of one game of the student."""
     low, high, messages = LOWEST, HIGHEST, []
     for left in reversed(range(TRIES)):
-        guess = (low + high) // 2 if random.random() < TAKES_MIDDLE else LOWEST
+        guess = (low + high) // 2 if draws.random() < TAKES_MIDDLE else LOWEST
         messages.append({"role": "assistant", "content": str(guess)})
         if guess == number or not left:
             break

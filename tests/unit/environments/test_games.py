@@ -1,5 +1,6 @@
 """Guess a number, and the rooms: rewards, observations, and what known players reach."""
 
+import random
 from collections.abc import Callable
 from random import Random
 
@@ -62,13 +63,25 @@ def test_the_students_games_are_played_by_the_rules() -> None:
     train, test = guess_number.rows()
     assert (len(train), [row["reward_model"]["ground_truth"] for row in test]) == (4096, [str(n) for n in range(1, 8)])
     won = 0
-    for row in train:
-        game, messages = guessing(int(row["reward_model"]["ground_truth"])), row["messages"][1:]
+    for index, row in enumerate(train):
+        game, messages = guessing(1 + index % 7), row["messages"][1:]
         for guess, answer in zip(messages[::2], [*messages[1::2], None], strict=True):
             text, reward, done = game.step(guess["content"])
             assert done is (answer is None) and (answer is None or text == answer["content"])
         won += reward == 1.0
     assert 0.35 < won / len(train) < 0.45  # careless: a policy that copies him has much to learn
+
+
+def test_each_episode_of_a_training_row_draws_its_own_number() -> None:
+    train, _ = guess_number.rows()
+    drawn = []
+    for seed in range(70):
+        random.seed(seed)  # as the process of an episode does
+        game = GuessNumber()
+        game.reset(**train[0])
+        drawn.append(game.number)
+    assert set(drawn) == set(range(1, 8))
+    assert {guessing(5).number for _ in range(20)} == {5}, "a row with a number keeps it"
 
 
 def walk(house: int, actions: list[str]) -> tuple[str, float, bool]:
