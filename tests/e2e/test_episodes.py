@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +10,7 @@ import pytest
 
 from rloom.cli.checkpoints import evaluate
 from tests.e2e.runs import command, fork, records, same, train, weights
+from tests.waiting import wait_until
 
 ENVIRONMENT = '''
 import os
@@ -176,19 +175,12 @@ def test_a_second_signal_in_the_middle_of_an_episode_ends_the_run_and_its_proces
     wait_until((tmp_path / "pids").exists)
     assert run.pid is not None
     os.kill(run.pid, signal.SIGTERM)
-    time.sleep(1)
+    wait_until(lambda: "Stopping: this step is finished" in (tmp_path / "run.log").read_text())
     os.kill(run.pid, signal.SIGTERM)
-    run.join(60)
+    run.join(120)
     assert run.exitcode == 130, (tmp_path / "run.log").read_text()[-2000:]
     for pid in (tmp_path / "pids").read_text().split():
         wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def test_a_query_ends_within_its_limits_of_time_and_memory(statement: str, reaso
             environment.query(statement)
     else:
         environment.query(statement)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
     environment.close()
 

@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
@@ -13,6 +12,7 @@ from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.errors import ConfigError
 from tests.unit.episodes.test_contracts import LIMITS, call, episodes, written
+from tests.waiting import wait_until
 
 pytest.importorskip("mcp")
 SERVER = '''
@@ -86,6 +86,11 @@ def test_a_call_that_waits_ends_at_its_limit_and_the_server_lives_on(tmp_path):
         assert episode.results(call("add", number=1)) == ["2"]
 
 
+def is_open(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_the_tools_of_a_url_are_called(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -93,11 +98,7 @@ def test_the_tools_of_a_url_are_called(tmp_path):
     file = written(tmp_path, "server.py", SERVER)
     with subprocess.Popen([sys.executable, file, str(port)], stderr=subprocess.DEVNULL) as server:
         try:
-            for _ in range(300):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.1)
+            wait_until(lambda: is_open(port))
             path = config_of(tmp_path, {"numbers": {"url": f"http://127.0.0.1:{port}/mcp"}}, ["add"])
             with episodes(EnvironmentSetup(None, {}, LIMITS, tool_config_path=path)) as (open_one, names):
                 assert names == ["add"]
