@@ -91,7 +91,7 @@ def is_open(port):
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_the_tools_of_a_url_are_called(tmp_path):
+def test_the_tools_of_a_url_are_called_and_one_that_it_lacks_is_refused(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -107,23 +107,18 @@ def test_the_tools_of_a_url_are_called(tmp_path):
                 assert episode.results(call("add", number=4)) == ["4"]
                 assert "there is no tool 'fail'" in episode.results(call("fail"))[0]
                 episode.end()
+            refuse(config_of(tmp_path, {"numbers": {"url": f"http://127.0.0.1:{port}/mcp"}}, ["sub"]), "list has sub")
         finally:
             server.kill()
 
 
-def test_a_server_that_does_not_start_and_a_tool_that_it_lacks_are_refused(tmp_path):
-    file = written(tmp_path, "server.py", SERVER)
-    for servers, selected, reason in [
-        (
-            {"broken": {"command": sys.executable, "args": ["-c", "exit(3)"]}},
-            None,
-            "the MCP server broken does not answer",
-        ),
-        ({"empty": {}}, None, "no `command` and no `url`"),
-        ({"numbers": {"command": sys.executable, "args": [file]}}, ["sub"], "tool_selected_list has sub"),
-    ]:
-        pool = EnvironmentPool(
-            EnvironmentSetup(None, {}, LIMITS, tool_config_path=config_of(tmp_path, servers, selected)), most=1
-        )
-        with pytest.raises(ConfigError, match=reason):
-            pool.load()
+def refuse(path, reason):
+    pool = EnvironmentPool(EnvironmentSetup(None, {}, LIMITS, tool_config_path=path), most=1)
+    with pytest.raises(ConfigError, match=reason):
+        pool.load()
+
+
+def test_a_server_that_does_not_start_is_refused(tmp_path):
+    broken = {"broken": {"command": sys.executable, "args": ["-c", "exit(3)"]}}
+    refuse(config_of(tmp_path, broken), "the MCP server broken does not answer")
+    refuse(config_of(tmp_path, {"empty": {}}), "no `command` and no `url`")
