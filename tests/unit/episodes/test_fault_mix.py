@@ -230,7 +230,7 @@ class ByRow:
 def interleaved(right: str, faults: Mapping[str, object], count: int) -> list[str]:
     """Two of five are faulty, each fault equally often."""
     names = list(faults)
-    return [names[(2 * n // 5) % len(names)] if n % 5 < 2 else right for n in range(count)]
+    return [names[(2 * (n // 5) + n % 5) % len(names)] if n % 5 < 2 else right for n in range(count)]
 
 
 def run_all(tmp_path, limits: EpisodeLimits, scripts: list[str], whats: list[str]):
