@@ -18,7 +18,7 @@ from tests.architecture.source import ROOT
 from tests.e2e.runs import arguments
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-VALIDATED = ("trainer.test_freq=1", "trainer.val_before_train=True", "algorithm.adv_estimator=rloo")
+VALIDATED = ("trainer.test_freq=2", "trainer.val_before_train=True", "algorithm.adv_estimator=rloo")
 OWN_REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return -0.5\n"
 
 

@@ -83,7 +83,8 @@ def test_a_fault_that_was_planted_without_knowledge_of_the_checks_is_named_first
 
 def test_a_running_run_warns_of_what_is_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = {"trainer.total_training_steps": 10, "trainer.test_freq": -1, "trainer.val_before_train": False}
-    [found], [warning] = diagnosed(ILL["reward 0"].with_keys(keys), tmp_path)
+    small = {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 4}
+    [found], [warning] = diagnosed(ILL["reward 0"].with_keys({**keys, **small}), tmp_path)
     assert found.kind == "reward_zero"
     assert warning["kind"] == "diagnosis/reward_zero" and warning["step"] == 10
     assert warning["finding"]["steps"] == [1, 10]
