@@ -1,7 +1,6 @@
 """Episodes whose environments hang, raise, exit, fork, print and return garbage. Tools, agents: test_fault_mix.py."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -130,7 +129,7 @@ ENVIRONMENT = textwrap.dedent(
                 case "hang in close": self.hangs = True
                 case "kill the parent" | "kill the parent of 8":
                     folder = os.path.dirname(self.file)
-                    while text != "kill the parent" and len(os.listdir(folder)) < 8:
+                    while text != "kill the parent" and str(os.listdir(folder)).count(".hangs") < 7:
                         time.sleep(0.05)
                     os.kill(os.getppid(), signal.SIGKILL)
                     time.sleep(600)  # its own process ends with the other
@@ -337,9 +336,11 @@ def test_no_process_outlives_a_run_that_is_killed_and_waiting_environments_are_c
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", RUN, str(root), str(environment_file), str(tmp_path), *given]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}) as process:
-        wait_until(lambda: {*os.listdir(tmp_path)} == {"0", "1", "2", "3", "0.hangs", "3.hangs"})
-        assert len(processes(mark)) >= 6  # the run, the process that is forked, four environments
-        process.send_signal(signal.SIGKILL)
+        try:
+            wait_until(lambda: {*os.listdir(tmp_path)} == {"0", "1", "2", "3", "0.hangs", "3.hangs"}, 240)
+            assert len(processes(mark)) >= 6  # the run, the process that is forked, four environments
+        finally:
+            process.kill()
     wait_until(lambda: not processes(mark))
     notes = [(tmp_path / str(n)).read_text().split() for n in range(4)]
     assert notes[1] == notes[2] == ["made", "closed"]  # between two calls
