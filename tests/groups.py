@@ -34,6 +34,14 @@ TOGETHER: Mapping[str, str] = {
         ),
         "workers",
     ),
+    # they read the same syntax trees
+    **dict.fromkeys(
+        (
+            *("architecture/test_sizes", "architecture/test_kinds", "architecture/test_catalogue"),
+            *("architecture/test_imports", "architecture/test_config_keys", "architecture/test_chinese"),
+        ),
+        "architecture",
+    ),
     # one browser
     "browser/test_overview": "browser",
     "browser/test_answers": "browser",

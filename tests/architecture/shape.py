@@ -32,6 +32,11 @@ KIND_NAMES = frozenset(
 )
 
 
+@cache
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+
+
 @dataclass(frozen=True)
 class Module:
     """A Python file of the package."""
@@ -41,9 +46,9 @@ class Module:
     text: str
     known: frozenset[str]  # the modules of its tree
 
-    @cached_property
+    @property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, str(self.path))
+        return parse(self.path)
 
     @property
     def lines(self) -> int:

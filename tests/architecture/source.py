@@ -1,13 +1,12 @@
 """The repository as text and syntax trees, for tests that read it. Nothing of rloom is imported here."""
 
-import ast
 import fnmatch
 import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.architecture.shape import ROOT, Module, Tree, called_name, under
+from tests.architecture.shape import ROOT, Module, Tree, called_name, parse, under
 
 __all__ = ["ROOT", "TREE", "Module", "called_name", "files", "modules", "parse", "python_files", "texts", "under"]
 
@@ -28,11 +27,6 @@ def package_files() -> list[Path]:
     return [file for file in found if not file.is_relative_to(ROOT / "rloom" / "assets")]
 
 
-@cache
-def parse(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
-
-
 def python_files() -> list[Path]:
     return [file for file in files() if file.suffix == ".py"]
 
@@ -51,9 +45,13 @@ def is_ignored(path: Path) -> bool:
     """As git reads the simple patterns we use: `name/` anywhere, `/name/` at the top only."""
     place = f"/{path.relative_to(ROOT)}"
     return path.name == ".git" or any(
-        fnmatch.fnmatch(place if pattern.startswith("/") else path.name, pattern.rstrip("/"))
-        for pattern in (ROOT / ".gitignore").read_text().split()
+        fnmatch.fnmatch(place if pattern.startswith("/") else path.name, pattern.rstrip("/")) for pattern in ignored()
     )
+
+
+@cache
+def ignored() -> tuple[str, ...]:
+    return tuple((ROOT / ".gitignore").read_text().split())
 
 
 def texts() -> Iterator[tuple[Path, str]]:

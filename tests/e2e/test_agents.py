@@ -81,7 +81,7 @@ SECTION = "actor_rollout_ref.rollout.agent"
     ("key", "text"),
     [
         ("path={}:agent", FUNCTION),
-        ("path={}:agent", ON_ANTHROPIC),
+        pytest.param("path={}:agent", ON_ANTHROPIC, marks=pytest.mark.long),
         pytest.param("default_agent_loop={}:Loop", LOOP, marks=pytest.mark.long),
         pytest.param("path={}:AgentExecutor", EXECUTOR, marks=pytest.mark.long),
         (f"command={sys.executable} {{}}", PROGRAM),

@@ -18,7 +18,7 @@ from tests.architecture.source import ROOT
 from tests.e2e.runs import arguments
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-VALIDATED = ("trainer.test_freq=1", "trainer.val_before_train=True", "algorithm.adv_estimator=rloo")
+VALIDATED = ("trainer.test_freq=2", "trainer.val_before_train=True", "algorithm.adv_estimator=rloo")
 OWN_REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return -0.5\n"
 
 
@@ -43,7 +43,7 @@ def test_on_a_terminal_of_80_columns_nothing_is_wider_and_no_word_is_cut(tmp_pat
     run = tmp_path / "checkpoints" / "a_name_that_is_long" / "another_name_that_is_long"
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-m", "rloom", "train", *arguments(run, 3, *VALIDATED)]
+    command = [sys.executable, "-m", "rloom", "train", *arguments(run, 2, *VALIDATED)]
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment()
     ) as process:
@@ -56,12 +56,12 @@ def test_on_a_terminal_of_80_columns_nothing_is_wider_and_no_word_is_cut(tmp_pat
     assert {row for row in too_wide if str(run) not in row} == set()  # a path that is longer than the line
     text = "\n".join(rows)
     assert "measures the KL to it)" in " ".join(text.split())
-    assert re.search(r"^  step 3/3 +\S+ about 0:0\d left +0:00:\d\d$", text, re.M)  # the bar of the run
+    assert re.search(r"^  step 2/2 +\S+ about 0:0\d left +0:00:\d\d$", text, re.M)  # the bar of the run
     assert re.search(r"^  train_actor +[━╸╺ ]+ 2/2 ", text, re.M)  # mini-batches
     assert re.search(r"^  rollout +[━╸╺ ]+ 8/8 ", text, re.M)  # answers
     assert re.search(r"^Held-out accuracy on math_reasoning: .* % at the start, .* % now, best", text, re.M)
     assert re.search(r"^Time: \d+:\d\d; [\d,]+ tokens, [\d,]+ a second$", text, re.M)
-    newest = run.relative_to(tmp_path) / "global_step_3"
+    newest = run.relative_to(tmp_path) / "global_step_2"
     assert f"Talk to it: rloom chat {newest}" in " ".join(text.split())
 
 

@@ -22,7 +22,7 @@ from tests.e2e.run_cases import RunCase, follow_first_advice, learned, run
 from tests.e2e.unseen_runs import RUNS as UNSEEN
 from tests.e2e.unseen_runs import command
 
-QUICK = {"temperature 0.01", "grpo, 6 steps"}
+QUICK = {"grpo, 6 steps"}  # one ill run is in `test_a_running_run_warns_of_what_is_certain`
 SEEDS = (1, 2, 3)
 
 
@@ -83,7 +83,8 @@ def test_a_fault_that_was_planted_without_knowledge_of_the_checks_is_named_first
 
 def test_a_running_run_warns_of_what_is_certain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = {"trainer.total_training_steps": 10, "trainer.test_freq": -1, "trainer.val_before_train": False}
-    [found], [warning] = diagnosed(ILL["reward 0"].with_keys(keys), tmp_path)
+    small = {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 4}
+    [found], [warning] = diagnosed(ILL["reward 0"].with_keys({**keys, **small}), tmp_path)
     assert found.kind == "reward_zero"
     assert warning["kind"] == "diagnosis/reward_zero" and warning["step"] == 10
     assert warning["finding"]["steps"] == [1, 10]

@@ -33,8 +33,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [1, 2])
 def test_a_server_killed_in_mid_generation_changes_nothing_in_the_weights(
     tmp_path: Path, calm: Path, count: int
 ) -> None:

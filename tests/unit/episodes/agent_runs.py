@@ -1,8 +1,9 @@
 """Episodes of agents in processes of their own, with an engine that answers from a script."""
 
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from rloom.episodes.agents.driver import AgentDriver, AgentLoopDriver, OneTurnDriver
@@ -11,6 +12,7 @@ from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import EpisodeRecord
 from rloom.episodes.runner import Driver, EpisodeRow, EpisodeRunner
+from rloom.net.loop import EventLoop
 from rloom.rollout.base import Completion, Request, Sampling
 from rloom.types import Prompt
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
@@ -52,8 +54,23 @@ def loop_driver(default: str, **given: Any) -> AgentLoopDriver:
     return AgentLoopDriver(agent_driver(setup_of(**given)), own, default)
 
 
+@dataclass(frozen=True)
+class KeptDriver:
+    """Runs the episodes of several tests, as those of a run's steps: its process loads the user's file once."""
+
+    driver: Driver
+    loop: EventLoop
+
+
+@contextmanager
+def kept(driver: Driver) -> Iterator[KeptDriver]:
+    loop = EventLoop("episodes")
+    with closing(EpisodeRunner(driver, texts_for(NAME), LIMITS, loop)):
+        yield KeptDriver(driver, loop)
+
+
 def run(
-    driver: Driver,
+    driver: Driver | KeptDriver,
     episodes: int = 1,
     *,
     answer: Callable[[int, int], str] = lambda number, turn: f"{turn}",
@@ -62,7 +79,10 @@ def run(
 ) -> tuple[list[EpisodeRecord], list[list[list[int]]]]:
     """The records in their order, and the tokens of all answers to each. `answer(episode, turn)`: their texts."""
     texts, stop = texts_for(NAME), encode(TEMPLATES[NAME][1], NAME)
-    runner = EpisodeRunner(driver, texts, limits)
+    if isinstance(driver, KeptDriver):
+        runner = EpisodeRunner(driver.driver, texts, limits, driver.loop)
+    else:
+        runner = EpisodeRunner(driver, texts, limits)
     text = texts.template.render(QUESTION)
     tokens = tuple(encode(text, NAME))
     prompts = [
@@ -82,7 +102,8 @@ def run(
         sampled[number].append(completion.tokens_L.tolist())
         return completion
 
-    with closing(runner), runner.started(planned, Sampling(100), shares=1) as turns:
+    kept_open = isinstance(driver, KeptDriver)
+    with nullcontext() if kept_open else closing(runner), runner.started(planned, Sampling(100), shares=1) as turns:
         records = answer_all(turns, complete)
     return [records[n] for n in range(episodes)], sampled
 

@@ -1,7 +1,6 @@
 """An episode whose agent asks the gateway, with an engine that answers from a script."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
@@ -65,7 +64,7 @@ class GatewayRun:
 
     def end(self) -> EpisodeRecord:
         self.runner.loop.loop.call_soon_threadsafe(self.driver.over.set)
-        assert self.ended.wait(20)
+        assert self.ended.wait(60)
         return self.records[0]
 
     def check(self) -> EpisodeRecord:
@@ -83,7 +82,7 @@ def run_engine(run: GatewayRun, turns: Turns, script: Script, name: str) -> None
     stop_token = encode(TEMPLATES[name][1], name)
 
     def answer(number: int, request: Request) -> Completion:
-        run.released.wait(20)
+        run.released.wait(60)
         prompt = tokenizer_for(name).decode(request.tokens)
         text = script(prompt) if callable(script) else script[number]
         completion = completed(number, request, [*encode(text, name), *stop_token], -0.5, 7)
@@ -114,7 +113,7 @@ def serving(
         runner.loop.run(gateway.start(driver.sessions, 0))
         stack.callback(lambda: runner.loop.run(gateway.stop()))
         with runner.started([row], sampling or Sampling(20_000), shares=1) as turns:
-            run = GatewayRun(gateway, driver, runner, driver.opened.result(20))
+            run = GatewayRun(gateway, driver, runner, driver.opened.result(60))
             run.released.set()
             engine = Thread(target=run_engine, args=(run, turns, script, name))
             engine.start()
@@ -124,11 +123,3 @@ def serving(
                 run.released.set()
                 run.end()
                 engine.join()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("not within 20 s")

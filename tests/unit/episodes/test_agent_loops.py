@@ -1,11 +1,12 @@
 """Agents that ask with tokens: verl's agent loops and OpenRLHF's executors, where neither is installed."""
 
 import textwrap
-from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
 
+from rloom.episodes.agents.driver import AgentLoopDriver, OneTurnDriver
 from rloom.episodes.agents.outputs import episode_of
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.episode import Episode, Node
@@ -23,6 +24,7 @@ from tests.unit.episodes.agent_runs import (
     Letters,
     agent_driver,
     flat,
+    kept,
     loop_driver,
     run,
     setup_of,
@@ -159,12 +161,17 @@ def folder(tmp_path_factory):
     return folder
 
 
-def of(folder, default):
-    return loop_driver(default, loops=(str(folder / "loops.yaml"),))
+@pytest.fixture(scope="module")
+def loops(folder):
+    """Driver of a default loop; one process has loaded the file for all tests."""
+    with kept(agent_driver(setup_of(loops=(str(folder / "loops.yaml"),)))) as agents:
+        yield lambda default: replace(
+            agents, driver=AgentLoopDriver(agents.driver, {"single_turn_agent": OneTurnDriver()}, default)
+        )
 
 
-def test_a_loop_is_one_branch_with_the_recorded_log_probs_and_versions(folder):
-    [record], [sampled] = run(of(folder, "talks"), answer=lambda number, turn: "7" * (turn + 1))
+def test_a_loop_is_one_branch_with_the_recorded_log_probs_and_versions(loops):
+    [record], [sampled] = run(loops("talks"), answer=lambda number, turn: "7" * (turn + 1))
     assert (record.ending, record.reward, record.failure, record.turns) == (Ending.DONE, 0.5, None, 3)
     assert trained(record) == sampled
     [trajectory] = episode_trajectories(record, Prompt(0, (), "", (), "game"), 0, Score(0.5))
@@ -175,9 +182,9 @@ def test_a_loop_is_one_branch_with_the_recorded_log_probs_and_versions(folder):
     assert text.count("<|im_start|>user\ngo on") == 2 and text.endswith("777<|im_end|>")
 
 
-def test_the_row_names_its_loop_and_its_columns_are_arguments(folder):
+def test_the_row_names_its_loop_and_its_columns_are_arguments(loops):
     rows = {0: {"agent_name": "long", "worth": 2}, 1: {"agent_name": "single_turn_agent"}}
-    records, sampled = run(of(folder, "talks"), 3, rows=rows)
+    records, sampled = run(loops("talks"), 3, rows=rows)
     assert [record.reward for record in records] == [2.0, None, 0.5]
     assert [len(answers) for answers in sampled] == [5, 1, 3]
     assert [trained(record) for record in records] == sampled
@@ -202,16 +209,15 @@ def test_rlooms_own_loops_are_chosen_by_their_names_beside_tools(tmp_path):
     assert ["keep one" in fault for fault in episode_faults(contradiction)] == [True]
 
 
-def test_a_row_that_names_no_loop_is_an_error_at_the_start(folder):
-    driver = of(folder, "talks")
+def test_a_row_that_names_no_loop_is_an_error_at_the_start(loops):
+    driver = loops("talks").driver
     rows = [
         Prompt(n, (), "", (), "game", columns={"agent_name": name}) for n, name in enumerate(("talks", "", "tlaks"))
     ]
-    with closing(driver):
-        check_agent_names(None, driver, {"data.train_files": rows[:2]})
-        with pytest.raises(DataError, match=r"data\.val_files, row 2 \(.*\): the row has agent_name='tlaks'"):
-            check_agent_names(None, driver, {"data.train_files": rows[:2], "data.val_files": rows})
-    [record], _ = run(of(folder, "talks"), rows={0: {"agent_name": "tlaks"}})  # a row of `rloom chat`
+    check_agent_names(None, driver, {"data.train_files": rows[:2]})
+    with pytest.raises(DataError, match=r"data\.val_files, row 2 \(.*\): the row has agent_name='tlaks'"):
+        check_agent_names(None, driver, {"data.train_files": rows[:2], "data.val_files": rows})
+    [record], _ = run(loops("talks"), rows={0: {"agent_name": "tlaks"}})  # a row of `rloom chat`
     assert record.failure.startswith("agent_name='tlaks': the agent loops are single_turn_agent, ")
 
 
@@ -231,9 +237,21 @@ def test_files_of_loops_are_checked_before_torch(tmp_path, override, sentence):
     assert sentence in str(error.value)
 
 
-def test_a_run_that_returns_no_output_or_cannot_be_awaited_says_so(folder):
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("a: {name: a}", "has a dict; it is a list of `- name: NAME`"), ("- [", "cannot be read (")],
+)
+def test_a_list_of_another_form_is_an_error_before_torch(tmp_path, text, sentence):
+    file = tmp_path / "loops.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="agent_loop_config_path") as error:
+        check_episodes(configured(f"actor_rollout_ref.rollout.agent.agent_loop_config_path={file}"))
+    assert sentence in str(error.value)
+
+
+def test_a_run_that_returns_no_output_or_cannot_be_awaited_says_so(loops):
     rows = {0: {"what": "nothing at all"}, 1: {"agent_name": "waits for nothing"}}
-    records, _ = run(of(folder, "faulty"), 2, rows=rows)
+    records, _ = run(loops("faulty"), 2, rows=rows)
     assert records[0].failure == "run of Faulty returned None; return an AgentLoopOutput"
     assert records[1].failure == "run of Synchronous is not asynchronous; write `async def run`"
 
@@ -246,7 +264,7 @@ def test_a_class_can_be_named_as_the_default(folder):
     assert trained(record) == sampled and len(sampled) == 2
 
 
-def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(folder):
+def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(loops):
     whats = ["", "encodes again", "invents", "trains the prompt", "samples otherwise", "unknown token"]
     whats += ["nothing", "short mask", "raises"]
     rows = {n: {"what": what} for n, what in enumerate(whats)}
@@ -254,7 +272,7 @@ def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(folder)
     stop = encode("<|im_end|>", NAME)
     letters = [token for letter in "higher" for token in encode(letter, NAME)]
     assert encode("higher", NAME) != letters and tokenizer_for(NAME).decode(letters) == "higher"
-    records, sampled = run(of(folder, "faulty"), len(whats), rows=rows, answer=lambda number, turn: Letters(letters))
+    records, sampled = run(loops("faulty"), len(whats), rows=rows, answer=lambda number, turn: Letters(letters))
     assert sampled[1] == [letters + stop]
     found = dict(zip(whats, (record.failure for record in records), strict=True))
     assert found[""] is None and trained(records[0]) == sampled[0]
@@ -270,8 +288,8 @@ def test_tokens_that_were_not_sampled_fail_their_episode_with_the_reason(folder)
     assert found["raises"] == "KeyError: 'tool' (my_loops.py:64 in Faulty.run)"
 
 
-def test_samples_with_the_same_tokens_are_all_trained(folder):
-    [record], [sampled] = run(of(folder, "samples"), answer=lambda number, turn: "7")
+def test_samples_with_the_same_tokens_are_all_trained(loops):
+    [record], [sampled] = run(loops("samples"), answer=lambda number, turn: "7")
     assert trained(record) == sampled and sampled == [sampled[0]] * 3
 
 
@@ -287,16 +305,16 @@ def test_an_answer_that_was_continued_does_not_hide_an_equal_one():
     assert [node.tokens_L.tolist() for node in found.nodes if node.sampled] == [[7], [7]]
 
 
-def test_outputs_are_branches_and_answers_in_none_of_them_are_left_out(folder):
-    [record], [sampled] = run(of(folder, "branches"), answer=lambda number, turn: "7" * (turn + 1))
+def test_outputs_are_branches_and_answers_in_none_of_them_are_left_out(loops):
+    [record], [sampled] = run(loops("branches"), answer=lambda number, turn: "7" * (turn + 1))
     assert len(sampled) == 4 and record.reward == 1.5
     assert trained(record) == [sampled[0], sampled[3], sampled[1]]
     long, other = (branch.tokens_L.tolist() for branch in record.episode.branches())
     assert long[-len(sampled[3]) - 1] == 7 and other[: -len(sampled[1])] == long[: len(other) - len(sampled[1])]
 
 
-def test_the_mask_of_a_loop_decides_which_sampled_tokens_are_trained(folder):
-    [record], [sampled] = run(of(folder, "masks"), answer=lambda number, turn: "7 8 9 1 2 3")
+def test_the_mask_of_a_loop_decides_which_sampled_tokens_are_trained(loops):
+    [record], [sampled] = run(loops("masks"), answer=lambda number, turn: "7 8 9 1 2 3")
     assert len(sampled[0]) == 4
     assert trained(record) == [sampled[0][:1], sampled[0][2:]]
     [branch] = record.episode.branches()
@@ -304,24 +322,18 @@ def test_the_mask_of_a_loop_decides_which_sampled_tokens_are_trained(folder):
     assert branch.logprobs_L[start:].tolist() == [-1, 0, -3, -4]
 
 
-def test_a_limit_gives_an_empty_answer_and_the_output_counts(folder):
-    [record], [sampled] = run(of(folder, "talks"), limits=EpisodeLimits(400, turns=2, call_s=20.0))
+def test_a_limit_gives_an_empty_answer_and_the_output_counts(loops):
+    [record], [sampled] = run(loops("talks"), limits=EpisodeLimits(400, turns=2, call_s=20.0))
     assert (record.ending, record.failure, record.reward) == (Ending.TURNS, None, 0.5)
     assert trained(record) == sampled and len(sampled) == 2
 
 
-def test_a_list_that_cannot_be_read_is_an_error_before_training(tmp_path):
+def test_a_loop_that_cannot_be_imported_is_an_error_before_training(tmp_path):
     file = tmp_path / "loops.yaml"
-    for text, sentence in {
-        "- {name: a}": "entry 1 has no _target_; it has name",
-        "a: {name: a}": "has a dict; it is a list of `- name: NAME`",
-        "- [": "cannot be read (",
-        "- {name: a, _target_: nothing_of_that_name.A}": "_target_ nothing_of_that_name.A cannot be imported",
-    }.items():
-        file.write_text(text)
-        with pytest.raises(RloomError, match="agent_loop_config_path") as error:
-            loop_driver("a", loops=(str(file),))
-        assert sentence in str(error.value)
+    file.write_text("- {name: a, _target_: nothing_of_that_name.A}")
+    with pytest.raises(RloomError, match="agent_loop_config_path") as error:
+        loop_driver("a", loops=(str(file),))
+    assert "_target_ nothing_of_that_name.A cannot be imported" in str(error.value)
 
 
 # as their files have it; importing torch takes longer than the rest

@@ -1,4 +1,4 @@
-"""500 episodes with faulty tools, faulty calls of tools and faulty agents at the same time."""
+"""Episodes with faulty tools, faulty calls of tools and faulty agents at the same time."""
 
 import sys
 import textwrap
@@ -22,6 +22,7 @@ from tests.unit.episodes.agent_runs import NAME, QUESTION, agent_driver, setup_o
 from tests.unit.episodes.conversations import TEMPLATES, encode
 from tests.unit.episodes.engines import SampledAnswers, answer_all, texts_for
 from tests.unit.episodes.test_faults import processes
+from tests.waiting import wait_until
 
 TOOLS = textwrap.dedent(
     """
@@ -205,7 +206,6 @@ ENDINGS = {
     "rewards another answer": {Ending.FAILED},
 }
 RIGHT = '<tool_call>{"name": "add", "arguments": {"number": 2}}</tool_call>'
-EPISODES, FAULTY, WITH_AGENTS = 500, 200, 100
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class ByRow:
 def interleaved(right: str, faults: Mapping[str, object], count: int) -> list[str]:
     """Two of five are faulty, each fault equally often."""
     names = list(faults)
-    return [names[(2 * n // 5) % len(names)] if n % 5 < 2 else right for n in range(count)]
+    return [names[(2 * (n // 5) + n % 5) % len(names)] if n % 5 < 2 else right for n in range(count)]
 
 
 def run_all(tmp_path, limits: EpisodeLimits, scripts: list[str], whats: list[str]):
@@ -259,12 +259,16 @@ def run_all(tmp_path, limits: EpisodeLimits, scripts: list[str], whats: list[str
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_500_episodes_with_two_fifths_of_faults_in_tools_calls_and_agents(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("with_agents", "with_tools"), [(45, 60), pytest.param(100, 400, marks=pytest.mark.long)], ids=["each once", "500"]
+)
+def test_episodes_with_two_fifths_of_faults_in_tools_calls_and_agents(tmp_path, monkeypatch, with_agents, with_tools):
+    episodes = with_agents + with_tools
     mark = f"mark-{uuid4()}"
     monkeypatch.setenv("RLOOM_TEST_MARK", mark)  # in every process that the test starts
-    whats = interleaved("right", {name: None for name in ENDINGS if name != "right"}, WITH_AGENTS)
-    scripts = interleaved(RIGHT, CALLS, EPISODES - WITH_AGENTS)
-    assert sum(what != "right" for what in whats) + sum(script != RIGHT for script in scripts) == FAULTY
+    whats = interleaved("right", {name: None for name in ENDINGS if name != "right"}, with_agents)
+    scripts = interleaved(RIGHT, CALLS, with_tools)
+    assert sum(what != "right" for what in whats) + sum(script != RIGHT for script in scripts) == 2 * episodes // 5
     assert {*ENDINGS} == {*whats} and {*CALLS, RIGHT} == {*scripts}
     limits = EpisodeLimits(4000, turns=6, call_s=6.0, result_characters=200)
     began = time.monotonic()
@@ -272,7 +276,7 @@ def test_500_episodes_with_two_fifths_of_faults_in_tools_calls_and_agents(tmp_pa
     assert time.monotonic() - began < 240
     trajectories, untrained = sampled.check(records, prompts)  # no wrong mask, nothing invented
 
-    by_agents, by_tools = records[:WITH_AGENTS], records[WITH_AGENTS:]
+    by_agents, by_tools = records[:with_agents], records[with_agents:]
     for record, what in zip(by_agents, whats, strict=True):
         assert record.ending in ENDINGS[what], (what, record.ending, record.failure)
         assert (record.failure is None) == (record.ending is Ending.DONE or record.ending.at_limit), what
@@ -295,7 +299,7 @@ def test_500_episodes_with_two_fifths_of_faults_in_tools_calls_and_agents(tmp_pa
     dropped = {one.request.conversation for one in untrained}
     assert {whats[n] for n in dropped if n < len(whats)} <= {"drops", "drops a stream"} and max(
         dropped, default=0
-    ) < 100
+    ) < with_agents
     for n in dropped:
         assert records[n].counts["dropped_answers"] >= sum(one.request.conversation == n for one in untrained)
 
@@ -304,15 +308,12 @@ def test_500_episodes_with_two_fifths_of_faults_in_tools_calls_and_agents(tmp_pa
     failed = {trajectory.group for trajectory, valid in zip(trajectories, batch.valid_N, strict=True) if not valid}
     assert failed == {n for n, record in enumerate(records) if record.failure is not None}
     metrics = episode_metrics(trajectories)
-    counted = {ending: round(metrics[ending.metric] * EPISODES) for ending in Ending}
-    assert +Counter(counted) == Counter(record.ending for record in records) and sum(counted.values()) == EPISODES
-    assert metrics["episode/failed"] * EPISODES == len(failed)
+    counted = {ending: round(metrics[ending.metric] * episodes) for ending in Ending}
+    assert +Counter(counted) == Counter(record.ending for record in records) and sum(counted.values()) == episodes
+    assert round(metrics["episode/failed"] * episodes) == len(failed)
     made = sum(len(one.episode.calls) for one in trajectories if one.branch == 0)
     assert made == len(errors)
-    assert round(metrics["tool/errors"] * made) == sum(error is not None for error in errors) > 50
-    assert round(metrics["tool/timeouts"] * made) == sum("CallTimeout" in (error or "") for error in errors) > 3
+    assert round(metrics["tool/errors"] * made) == sum(error is not None for error in errors) > 10
+    assert round(metrics["tool/timeouts"] * made) == sum("CallTimeout" in (error or "") for error in errors) > 0
 
-    deadline = time.monotonic() + 20
-    while processes(mark) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes(mark) == []
+    wait_until(lambda: not processes(mark))

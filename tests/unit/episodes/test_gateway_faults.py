@@ -18,7 +18,8 @@ from rloom.episodes import session
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.gateway import server
 from rloom.episodes.record import Ending
-from tests.unit.episodes.gateway_runs import serving, wait_until
+from tests.unit.episodes.gateway_runs import serving
+from tests.waiting import wait_until
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -248,7 +249,6 @@ def test_what_is_not_http_is_refused(run, http, name):
 
 
 def test_half_sent_requests_end_at_their_time_limit_and_keep_nobody_waiting(run, http, monkeypatch):
-    monkeypatch.setattr(server, "BODY_S", 0.5)
     head = f"POST /sessions/{run.session.id}/v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n".encode()
     half = [connect(run) for _ in range(50)]
     for connection in half[:25]:
@@ -256,7 +256,10 @@ def test_half_sent_requests_end_at_their_time_limit_and_keep_nobody_waiting(run,
     for connection in half[25:]:
         connection.sendall(head + b'{"input"')
     assert http.post(f"{run.url}/v1/chat/completions", json=BODIES["chat/completions"]).status_code == 200
-    assert half[30].recv(200).startswith(b"HTTP/1.1 408")
+    monkeypatch.setattr(server, "BODY_S", 0.5)
+    half.append(connect(run))
+    half[-1].sendall(head + b'{"input"')
+    assert half[-1].recv(200).startswith(b"HTTP/1.1 408")
     for connection in half:
         connection.close()
     assert http.get(f"{run.url}/v1/models").status_code == 200
@@ -273,11 +276,12 @@ def test_a_client_that_sends_byte_by_byte_is_answered(run):
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_answers_are_sent_without_delay(run, http):
+def test_answers_are_sent_without_delay():
     """Without TCP_NODELAY an answer waits 40 ms for the client's acknowledgement of its headers."""
-    http.get(f"{run.url}/v1/models")
-    sockets = [one.transport.get_extra_info("socket") for one in run.gateway._server.server_state.connections]
-    assert sockets and all(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets)
+    with serving([]) as run, httpx.Client(timeout=20) as client:
+        client.get(f"{run.url}/v1/models")
+        [used] = run.gateway._server.server_state.connections
+        assert used.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_stop_ends_open_connections_at_once():
@@ -314,7 +318,8 @@ def test_connections_without_a_request_do_not_keep_agents_out(monkeypatch, caplo
         monkeypatch.setattr(server, "BURST_S", 0.0)
         body = {"messages": [{"role": "user", "content": "q"}]}
         assert httpx.post(f"{run.url}/v1/chat/completions", json=body, timeout=20).status_code == 200
-        assert all(is_closed(one) for one in idle[:41]) and len(run.gateway.silent) == 9
+        assert all(is_closed(one) for one in idle[:41])
+        wait_until(lambda: len(run.gateway.silent) == 9)
     assert not caplog.records
 
 
@@ -324,7 +329,8 @@ def test_a_connection_without_a_request_is_closed_and_one_with_a_request_stays(m
         body = {"messages": [{"role": "user", "content": "q"}]}
         assert client.post(f"{run.url}/v1/chat/completions", json=body).status_code == 200
         [used] = run.gateway._server.server_state.connections
-        assert is_closed(connected(run, stack)) and not run.gateway.silent
+        assert is_closed(connected(run, stack))
+        wait_until(lambda: not run.gateway.silent)
         assert client.post(f"{run.url}/v1/chat/completions", json=body).status_code == 200
         assert [*run.gateway._server.server_state.connections] == [used]
 
@@ -368,6 +374,13 @@ async def report(run, error):
 QUESTION = [{"role": "user", "content": "q"}]
 
 
+def request(run, **body):
+    """A whole request, for a client that goes away before its answer."""
+    sent = json.dumps(body)
+    path = f"/sessions/{run.session.id}/v1/chat/completions"
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n{sent}".encode()
+
+
 def chat(url, **body):
     return httpx.post(f"{url}/v1/chat/completions", json={"messages": QUESTION, **body}, timeout=20)
 
@@ -377,8 +390,9 @@ def test_answers_that_no_client_received_are_not_trained():
     with serving(["one", "two", "three", "kept"]) as run:
         release = threading.Event()
         wait, run.released.wait = run.released.wait, lambda limit: len(run.sampled) < 2 or release.wait(limit)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{run.url}/v1/chat/completions", json={"messages": QUESTION, "n": 3}, timeout=2)
+        with connect(run) as client:
+            client.sendall(request(run, messages=QUESTION, n=3))
+            wait_until(lambda: len(run.sampled) == 2)
         wait_until(lambda: run.session.run.counts["dropped_answers"] == 3)
         release.set()
         run.released.wait = wait

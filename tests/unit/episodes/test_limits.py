@@ -13,11 +13,14 @@ from rloom.episodes.record import Ending, EpisodeRecord, episode_sample, episode
 from rloom.episodes.runner import STOP_CHECK_TOKENS, EpisodeRow, EpisodeRunner, LimitReached, RunningEpisode, Turns
 from rloom.episodes.session import AgentSession, Sessions
 from rloom.episodes.writer import EpisodeWriter
+from rloom.launch.episodes import limits_of
 from rloom.net.loop import EventLoop
 from rloom.rollout.base import CancelledRequest, Completion, Request, Sampling
 from rloom.types import Prompt, Score
+from tests.helpers import configured
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
 from tests.unit.episodes.engines import completed, texts_for
+from tests.waiting import wait_until
 
 NAME = "chatml"
 STOP = encode(TEMPLATES[NAME][1], NAME)
@@ -223,7 +226,7 @@ def test_a_request_that_nobody_waits_for_is_cancelled_in_the_engine() -> None:
     queued = loop.start(turns.generate(0, request))
     loop.run(asyncio.sleep(0))
     waiting.cancel(), queued.cancel()
-    loop.run(asyncio.sleep(0.1))
+    wait_until(lambda: turns.ended[0] and all(one.answer.cancelled() for one in turns.queued[0]))
     assert turns.next_requests(0) == [CancelledRequest(0)] and not turns.unfinished[0]
     loop.cancel_all()
     loop.close()
@@ -300,3 +303,13 @@ def test_a_rewritten_past_with_other_marks_keeps_its_earlier_turns_for_rewards()
     after = tokenizer_for(name).decode(list(record.after_prompt))
     assert "guess" not in after and "7" in after and "8" in after and "again" in after and "9" in after
     assert record.prompt.messages == (user("guess"),)
+
+
+def test_limits_are_those_of_the_configuration() -> None:
+    prefix = "actor_rollout_ref.rollout.multi_turn."
+    keys = ("environment=guess_number", "max_assistant_turns=3", "max_user_turns=2", "max_turn_length=7")
+    more = ("max_episode_length=99", "episode_timeout_s=1.5", "at_limit=mask", "tool_timeout_s=4")
+    config = configured(*(prefix + key for key in (*keys, *more)), "data.max_response_length=50")
+    found = limits_of(config)
+    assert (found.response_tokens, found.turns, found.user_turns, found.turn_tokens) == (50, 3, 2, 7)
+    assert (found.episode_tokens, found.episode_s, found.at_limit, found.call_s) == (99, 1.5, "mask", 4.0)

@@ -29,7 +29,9 @@ from tests.unit.episodes import agent_runs
 from tests.unit.episodes.engines import texts_for
 from tests.unit.episodes.test_faults import FAULTS, environment_file, mark, processes, rows_in  # noqa: F401
 from tests.unit.episodes.test_runner import run
+from tests.waiting import wait_until
 
+HARD_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 LIMITS = EpisodeLimits(4000, turns=8, call_s=20.0, result_characters=20)
 
 
@@ -77,7 +79,7 @@ def test_64_episodes_with_random_faults_while_their_server_is_killed_twice(
     killer = threading.Thread(target=kill_twice, daemon=True)
     killer.start()
     records, _, _ = run(environment_file, scripts, limits=LIMITS, rows=rows_in(tmp_path, 64), most=12)
-    killer.join(1)
+    killer.join(60)
     assert not killer.is_alive() and len(servers) == 3
     for fault, record in zip(faults, records, strict=True):
         expected = FAULTS.get(fault or "", (Ending.DONE, None))[0]
@@ -86,10 +88,7 @@ def test_64_episodes_with_random_faults_while_their_server_is_killed_twice(
     exited = [fault for fault, record in zip(faults, records, strict=True) if record.ending is Ending.EXITED]
     own = [fault for fault in exited if fault is not None and FAULTS[fault][0] is Ending.EXITED]
     assert 2 <= len(exited) - len(own) <= 2 * 12  # those that ran when their server was killed
-    deadline_s = time.monotonic() + 10
-    while processes(mark) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert processes(mark) == []
+    wait_until(lambda: not processes(mark))
 
 
 def test_places_are_those_that_descriptors_allow(monkeypatch, caplog):
@@ -102,6 +101,7 @@ def test_places_are_those_that_descriptors_allow(monkeypatch, caplog):
     assert "At most 22 agents run at a time in place of 64 (max_environments): `ulimit -n`" in caplog.text
 
 
+@pytest.mark.skipif(HARD_LIMIT < 1024, reason="the hard limit of descriptors is lower")
 def test_the_soft_limit_of_descriptors_is_raised_for_all_places():
     with soft_limit(300):
         assert pools.allowed_places(EnvironmentSetup("x:y", {}, LIMITS), 512) == 512
@@ -290,20 +290,20 @@ class NeverEnds:
 
 
 def test_an_interrupted_step_does_not_wait_for_ever_for_environments(monkeypatch):
-    monkeypatch.setattr("rloom.episodes.runner.STOP_S", 2.0)
+    monkeypatch.setattr("rloom.episodes.runner.STOP_S", 1.0)
     runner = EpisodeRunner(NeverEnds(), texts_for("chatml"), LIMITS)
     prompt = Prompt(0, agent_runs.QUESTION, "", (), "game")
     planned = [EpisodeRow(n, 0, prompt, lambda turn: turn) for n in range(3)]
     with closing(runner), runner.started(planned, Sampling(10), shares=1) as turns:
-        until_s = time.monotonic() + 3
+        until_s = time.monotonic() + 1.5
         while time.monotonic() < until_s:
             assert turns.next_requests(0) == []
         runner.interrupted = True
         start_s = time.monotonic()
-        with pytest.raises(TrainingError, match="for 2 s its 3 unfinished episodes have waited for their environments"):
+        with pytest.raises(TrainingError, match="for 1 s its 3 unfinished episodes have waited for their environments"):
             while time.monotonic() < start_s + 60:
                 turns.next_requests(0)
-        assert time.monotonic() - start_s >= 2
+        assert time.monotonic() - start_s >= 1
 
 
 def test_a_server_that_reads_nothing_is_killed_when_a_process_is_to_be_killed(environment_file, caplog):  # noqa: F811
@@ -315,5 +315,5 @@ def test_a_server_that_reads_nothing_is_killed_when_a_process_is_to_be_killed(en
         pool.server.kill(1)
         if pool.server.process.poll() is not None:
             break
-    assert pool.server.process.wait(10) == -signal.SIGKILL
+    assert pool.server.process.wait(60) == -signal.SIGKILL
     pool.close()

@@ -1,8 +1,6 @@
 """Episodes with real environment processes and an engine that answers from a script."""
 
-import os
 import textwrap
-import time
 from contextlib import closing
 from itertools import count
 
@@ -14,12 +12,10 @@ from rloom.algos.kl import token_rewards
 from rloom.batch import Batch
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
-from rloom.episodes.record import Ending, episode_metrics, episode_trajectories
+from rloom.episodes.record import Ending, episode_trajectories
 from rloom.episodes.runner import EnvironmentDriver, EpisodeRow, EpisodeRunner
-from rloom.launch.episodes import limits_of
 from rloom.rollout.base import Sampling
 from rloom.types import Prompt, Score
-from tests.helpers import configured
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
 from tests.unit.episodes.engines import answer_all, completed, texts_for
 
@@ -213,56 +209,6 @@ def test_replies_of_the_environment_and_tokens_of_all_branches_have_limits(envir
     answers = [node for node in record.episode.nodes if node.sampled]
     until_last = sum(sizes[: record.episode.nodes.index(answers[-1]) + 1]) - sizes[0]
     assert until_last <= 150
-
-
-def test_limits_are_those_of_the_configuration():
-    prefix = "actor_rollout_ref.rollout.multi_turn."
-    keys = ("environment=guess_number", "max_assistant_turns=3", "max_user_turns=2", "max_turn_length=7")
-    more = ("max_episode_length=99", "episode_timeout_s=1.5", "at_limit=mask", "tool_timeout_s=4")
-    config = configured(*(prefix + key for key in (*keys, *more)), "data.max_response_length=50")
-    found = limits_of(config)
-    assert (found.response_tokens, found.turns, found.user_turns, found.turn_tokens) == (50, 3, 2, 7)
-    assert (found.episode_tokens, found.episode_s, found.at_limit, found.call_s) == (99, 1.5, "mask", 4.0)
-
-
-def test_faults_end_only_their_own_episode_within_the_limit(environment_file, tmp_path):
-    faults = ["raise", "exit", "hang", "hang for ever", "print", "long", "fork", "7"]
-    rows = {n: {"folder": str(tmp_path / str(n))} for n in range(len(faults) * 2)}
-    for row in rows.values():
-        os.mkdir(row["folder"])
-    start_s = time.monotonic()
-    records, _, prompts = run(environment_file, [[fault, "done"] for fault in faults * 2], rows=rows)
-    assert time.monotonic() - start_s < 60
-    found = {fault: record for fault, record in zip(faults, records, strict=False)}
-    assert found["raise"].failure == "ValueError: no such move (game.py:17 in Game.step)"
-    assert found["exit"].failure == "its process ended"
-    assert found["hang"].failure == "CallTimeout: it took longer than its limit (game.py:22 in Game.step)"
-    assert found["hang for ever"].failure == "no answer after 5 s; its process was killed"
-    assert found["print"].ending is found["7"].ending is found["long"].ending is Ending.DONE
-    (cut,) = [
-        node.messages[0]["content"] for node in found["long"].episode.nodes if node.messages[0]["content"][0] == "y"
-    ]
-    assert cut == "y" * 10 + "...(truncated)..." + "y" * 10
-    trajectories = []
-    for record, prompt in zip(records, prompts, strict=True):
-        [trajectory] = episode_trajectories(record, prompt, 0, Score(1.0))
-        assert trajectory.score.ok == (record.failure is None)
-        trajectories.append(trajectory)
-    made = [(folder / "made").read_text() for folder in sorted(tmp_path.iterdir())]
-    assert made == ["x"] * len(rows)  # one instance an episode
-    child = int((tmp_path / "6" / "child").read_text())
-    deadline_s = time.monotonic() + 10
-    while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{child}")
-    metrics = episode_metrics(trajectories)
-    ended = {name.removeprefix("episode/ended/"): value * 16 for name, value in metrics.items() if "ended" in name}
-    assert {name: count for name, count in ended.items() if count} == {
-        "done": 6,
-        "environment_failed": 2,
-        "environment_timeout": 4,
-        "environment_exited": 4,
-    }
 
 
 def test_an_environment_that_cannot_begin_is_an_episode_without_turns(environment_file):

@@ -121,7 +121,7 @@ def test_the_first_request_is_sent_although_other_episodes_have_not_asked(
     answer = loop.start(turns.generate(0, ask(1, 1)))
     assert turns.next_requests(0) == [ask(1, 1)]
     turns.complete(0, 0, Completion(0, torch.tensor([7]), torch.zeros(1), True, 0))
-    assert answer.result(timeout=5).tokens_L.tolist() == [7]
+    assert answer.result(timeout=60).tokens_L.tolist() == [7]
 
 
 def test_a_request_ends_the_wait_of_engines_without_any(loop: EventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_request_ends_the_wait_of_engines_without_any(loop: EventLoop, monkeyp
     waiting = threading.Thread(target=lambda: found.append(turns.next_requests(0)))
     waiting.start()
     loop.start(turns.generate(1, ask(1, 1)))
-    waiting.join(timeout=5)
+    waiting.join(timeout=60)
     assert found == [[]], "the request is for the other share"
     assert turns.next_requests(1) == [ask(1, 1)]
     assert turns.next_requests(0) == [], "the other share generates: its completions are not kept waiting"

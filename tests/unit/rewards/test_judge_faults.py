@@ -15,7 +15,7 @@ from tests.judge_server import KEY, JudgeServer, faults_by_share, no_faults, ser
 from tests.judging import TYPES, judge_for, scores_of, worth
 
 FAULTS = {"429": 0.1, "429 date": 0.05, "500": 0.15, "hang": 0.05, "malformed": 0.05, "cut": 0.01}  # 41 % of answers
-SAMPLES = 100
+SAMPLES = 40
 
 
 def command_lines() -> bytes:
@@ -88,7 +88,7 @@ def test_calls_that_were_ended_by_their_time_limit_leave_connections_for_others(
         assert asyncio.run(run(server)) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_with_five_retries_nearly_all_of_200_samples_are_scored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

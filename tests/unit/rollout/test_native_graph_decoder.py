@@ -118,6 +118,7 @@ def with_a_stop(network: PolicyNetwork, sampling: Sampling) -> tuple[Sampling, l
     return sampling, expected
 
 
+@pytest.mark.long
 def test_greedy_answers_are_those_of_plain_torch(network: PolicyNetwork) -> None:
     sampling, expected = with_a_stop(network, GREEDY)
     assert_same(write(rollout_of(network), MIXED, sampling), expected)
