@@ -66,8 +66,8 @@ class EnvironmentReward:
         if ended and not self.has_said:
             self.has_said = True
             log.warning(
-                "Note: the agent gave no reward; the rule of the data source scores such episodes. "
-                "agent/without_reward counts them"
+                "Note: the rule of the data source scores the episodes that have no reward of their own. "
+                "agent/without_reward counts those of your agents"
             )
 
     def check(self) -> None:
@@ -208,7 +208,8 @@ def agent_loop_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "A
 
 
 def check_agent_names(config: Config, driver: "AgentLoopDriver", rows: Mapping[str, Sequence[Prompt]]) -> None:
-    """The column `agent_name` of each row."""
+    """The column `agent_name` of each row, and what the rows of tool_agent name of the tools."""
+    tools = driver.own[WITH_TOOLS]
     for key, prompts in rows.items():
         for prompt in prompts:
             name = prompt.columns.get("agent_name")
@@ -217,6 +218,8 @@ def check_agent_names(config: Config, driver: "AgentLoopDriver", rows: Mapping[s
                     f"{key}, row {prompt.index} (counting from 0): the row has agent_name={name!r}; the agent loops "
                     f"are {', '.join(driver.names)}. List yours in {AGENT}.agent_loop_config_path"
                 )
+            if (name or driver.default) == WITH_TOOLS and isinstance(tools, EnvironmentDriver):
+                check_rows(tools.pool.names, {key: [prompt]})
 
 
 def opened(config: Config, texts: Texts, setup: AgentSetup) -> "AgentDriver":
