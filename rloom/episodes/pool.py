@@ -195,9 +195,7 @@ class EnvironmentServer:
                         pid = int.from_bytes(answer[COMMAND_BYTES:], "big")
                         break
         except TimeoutError:
-            log.warning(
-                "the process that %s are forked from did not answer in %s s", self.setup.plural, f"{limit_s:g}"
-            )
+            log.warning("the process that %s are forked from did not answer in %s s", self.setup.plural, f"{limit_s:g}")
         except OSError:
             pass  # it ended
         finally:

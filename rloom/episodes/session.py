@@ -6,6 +6,7 @@ generated after the recorded tokens. Requests may run at the same time.
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -107,7 +108,7 @@ class AgentSession:
         answer, opening = readable(conversation.messages[-1]), opening_of(conversation)
         made = sum(len(calls_of(message)) for message in writer.heard(leaf))
         read = tools if reads_calls else ()
-        shown, stop = shown_message(answer, stops, read, made, writer.texts.call_format, len(opening))
+        shown, stop = shown_message(answer, stops, read, made, writer.texts.template.call_format, len(opening))
         writer.episode.replace(node, shown=(shown,))
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
 
@@ -127,7 +128,7 @@ class AgentSession:
         run, before = self.run, self._limits_reached
         try:
             leaf = read()
-            node = await run.answer(leaf, max_tokens, stops)
+            node = await run.answer(leaf, max_tokens, [re.compile(re.escape(stop)) for stop in stops])
         except LimitReached as reached:
             self._limits_reached += 1
             run.ending = reached.ending
