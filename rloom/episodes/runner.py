@@ -299,7 +299,7 @@ class RunningEpisode:
     async def answer(self, leaf: int, max_tokens: int | None = None, stops: Sequence[re.Pattern[str]] = ()) -> int:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin.
 
-        `max_tokens`: the agent's. An answer that ends there or at one of `stops` has not reached a limit of the episode.
+        `max_tokens`: the agent's. An answer that ends there or at one of `stops` has reached no limit of the episode.
         """
         most, limit = self.room(leaf)
         budget = most if max_tokens is None else min(most, max_tokens)

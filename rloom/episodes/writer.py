@@ -130,8 +130,8 @@ class EpisodeWriter:
     ) -> int:
         """An answer of the policy. Returns its node.
 
-        `stops`: find the texts that end an answer. The tokens behind the first one are dropped: the rest is what an engine that
-        ends there samples. `request`: the number of the request.
+        `stops`: find the texts that end an answer. The tokens behind the first one are dropped: the rest is what an
+        engine that ends there samples. `request`: the number of the request.
         """
         stopped = self.stopped(completion, stops)
         completion = stopped or completion

@@ -135,8 +135,8 @@ def check_block_tools(pool: EnvironmentPool, tools: Sequence[ToolSchema]) -> Non
         if len(arguments) != 1:
             pool.close()
             raise ConfigError(
-                f"{MULTI_TURN}.format={CODE_BLOCK}: the tool {name} has {len(arguments)} arguments, and a block of code "
-                "is one; give it one argument, or use another format"
+                f"{MULTI_TURN}.format={CODE_BLOCK}: the tool {name} has {len(arguments)} arguments, and a block of "
+                "code is one; give it one argument, or use another format"
             )
 
 
