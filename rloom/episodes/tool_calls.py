@@ -300,7 +300,7 @@ def described_blocks(tools: Sequence[ToolSchema]) -> str:
         [(argument, schema)] = types[function["name"]].items()
         language = argument if argument in LANGUAGES else function["name"]
         said = " ".join(filter(None, (function.get("description"), schema.get("description"))))
-        lines.append(f"- ```{language}: {said}")
+        lines.append(f"{said}\n```{language}\n...\n```")  # its form on lines of its own: models copy it
     return (
         "\n\nYou can call a tool with a block of code:\n"
         + "\n".join(lines)

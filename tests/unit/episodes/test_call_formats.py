@@ -122,14 +122,14 @@ BLOCKS = {  # what a small model writes: it guesses the result, and writes it be
         "A program:\n```python\ndef total():\n    return 36 / 2\ntotal()\n```",
         "\nIt prints 17.\n\n#### 17",
         "The program gives 18.0.\n\n#### 18.0",
-        "- ```python: Run a Python program and return what it prints. The program.",
+        "Run a Python program and return what it prints. The program. It must print its results.\n```python\n...\n```\n",
         "18.0",
     ),
     "sql": (
         f"```sql\n{SELECT}\n```",
         "\nThere are 99 books.",
         "There are some books.",
-        "- ```sql: Run one SELECT on the database and return its rows. The query, in SQLite's dialect.",
+        "Run one SELECT on the database and return its rows. The query, in SQLite's dialect.\n```sql\n...\n```\n",
         "COUNT(*)",
     ),
 }
