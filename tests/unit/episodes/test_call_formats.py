@@ -122,7 +122,7 @@ BLOCKS = {  # what a small model writes: it guesses the result, and writes it be
         "A program:\n```python\ndef total():\n    return 36 / 2\ntotal()\n```",
         "\nIt prints 17.\n\n#### 17",
         "The program gives 18.0.\n\n#### 18.0",
-        "Run a Python program and return what it prints. The program. It must print its results.\n```python\n...\n```\n",
+        "return what it prints. The program. It must print its results.\n```python\n...\n```\n",
         "18.0",
     ),
     "sql": (
