@@ -10,7 +10,6 @@ tool=(
     actor_rollout_ref.rollout.multi_turn.environment=python
     # small models write programs, but rarely calls in JSON
     actor_rollout_ref.rollout.multi_turn.format=code_block
-    "+actor_rollout_ref.rollout.multi_turn.environment_kwargs.instruction='Write a program in a \`\`\`python block that prints the result, and stop. You are then told what it printed, and write the answer.'"
     actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3
     actor_rollout_ref.rollout.multi_turn.max_tool_response_length=512
     actor_rollout_ref.rollout.multi_turn.max_environments=256

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from rloom.config.base import ACTOR, CRITIC, REF, NeedsConsent, RunConfig
-from rloom.config.given_keys import leaf_keys, nested, override_value
+from rloom.config.given_keys import default_tree, leaf_keys, nested, override_value
 from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
 from rloom.config.schema import Config, SftConfig
@@ -70,7 +70,8 @@ def load_saved(
     uses: Collection[str] = EVALUATION,
     settings: Sequence[str] = (),
 ) -> Config:
-    """The configuration of the run that wrote a checkpoint, with the checkpoint as the model's path.
+    """The configuration of the run that wrote a checkpoint, with the checkpoint as the model's path. Of a run of
+    `rloom sft`: its model, and the defaults.
 
     `uses`: of the keys that need consent, those that have an effect in what the caller does. `settings`: overrides by
     the caller.
@@ -94,12 +95,24 @@ def load_saved_sft(checkpoint: Path, overrides: Sequence[str] = (), *, settings:
 
 
 def load_tree(checkpoint: Path, overrides: Sequence[str], root: type[C], model_key: str, settings: Sequence[str]) -> C:
-    tree = read_saved(checkpoint / CONFIG_FILE, root)
+    tree = policy_tree(checkpoint) if root is Config else read_saved(checkpoint / CONFIG_FILE, root)
     whole = checkpoint / "actor" / "model.safetensors"  # with LoRA only the adapter is saved
     if whole.is_file():
         tree = merge_trees(tree, nested({model_key: str(whole.parent.absolute())}))
     tree = merge_trees(tree, overrides_tree(settings, root))
     return validate(merge_trees(tree, overrides_tree(overrides, root)), root=root)
+
+
+def policy_tree(checkpoint: Path) -> dict[str, Any]:
+    """The saved tree. That of `rloom sft` becomes one whose policy is its model: prompts and answers are together as
+    long as its rows."""
+    if saved_root(checkpoint) is Config:
+        return read_saved(checkpoint / CONFIG_FILE)
+    trained = validate(read_saved(checkpoint / CONFIG_FILE, SftConfig), root=SftConfig)
+    answer = max(1, trained.data.max_length // 2)
+    lengths = {"max_prompt_length": max(1, trained.data.max_length - answer), "max_response_length": answer}
+    model = trained.model.model_dump(mode="json")
+    return merge_trees(default_tree(), {"actor_rollout_ref": {"model": model}, "data": lengths})
 
 
 def saved_root(checkpoint: Path) -> Root:

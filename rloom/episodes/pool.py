@@ -56,7 +56,7 @@ from rloom.rewards.framing import framed
 from rloom.types import Message, plain_text
 
 LOAD_LIMIT_S = 120.0
-FORK_LIMIT_S = 20.0
+FORK_LIMIT_S, LATE_FORK_LIMIT_S = 20.0, 60.0  # of the first request, and of a second one
 KILL_GRACE_S = 2.0  # after a call's limit, at which the process raises an error itself
 MOST_RESTARTS = 10  # without an episode that ended in between
 # of the driver: a connection to the process, and what an agent's SDK keeps open to the gateway
@@ -180,7 +180,7 @@ class EnvironmentServer:
             self.output.show_error(place, text)
         return found
 
-    async def fork(self) -> EnvironmentProcess | None:
+    async def fork(self, limit_s: float) -> EnvironmentProcess | None:
         """None: it has ended, or does not answer."""
         ours, theirs = open_pair()
         number = next(self.numbers).to_bytes(COMMAND_BYTES, "big")
@@ -189,15 +189,13 @@ class EnvironmentServer:
         try:
             with theirs:
                 socket.send_fds(self.control, [FORK + number], [theirs.fileno()])
-            async with asyncio.timeout(FORK_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 while answer := await loop.sock_recv(self.control, 2 * COMMAND_BYTES):
                     if answer.startswith(number):  # else of a request that was cancelled; its process ends by itself
                         pid = int.from_bytes(answer[COMMAND_BYTES:], "big")
                         break
         except TimeoutError:
-            log.warning(
-                "the process that %s are forked from did not answer in %s s", self.setup.plural, f"{FORK_LIMIT_S:g}"
-            )
+            log.warning("the process that %s are forked from did not answer in %s s", self.setup.plural, f"{limit_s:g}")
         except OSError:
             pass  # it ended
         finally:
@@ -251,12 +249,13 @@ class EnvironmentPool:
         self.restarting = threading.Lock()
         self.closed = False
         self.killed = 0  # processes that did not end by themselves
+        self.late_forks = 0  # that a server answered when it was asked again
         self.restarts = 0  # of the server
         self.restarts_in_a_row = 0  # since an episode ended
         self.output = Output(setup.noun)
         self.tools: tuple[ToolSchema, ...] = ()  # once the user's file is loaded
         self.names = CodeNames()  # likewise
-        self.server = EnvironmentServer(setup, self.output)
+        self.server = self.newest_server = EnvironmentServer(setup, self.output)
 
     def load(self) -> tuple[ToolSchema, ...]:
         """Wait until the user's file is loaded, and return the tools. Blocks."""
@@ -279,7 +278,11 @@ class EnvironmentPool:
         async with self.forking:
             while True:
                 server = self.server
-                if (found := await server.fork()) is not None:
+                if (found := await server.fork(FORK_LIMIT_S)) is not None:
+                    return found
+                # its end is the end of all running episodes: a machine that swaps may have been slow
+                if (found := await server.fork(LATE_FORK_LIMIT_S)) is not None:
+                    self.late_forks += 1
                     return found
                 self.restarts += 1
                 self.restarts_in_a_row += 1
@@ -301,9 +304,10 @@ class EnvironmentPool:
                 return
             ended.process.kill()
             ended.process.wait()
-            self.server = EnvironmentServer(self.setup, self.output)
-            if "failed" in (found := self.server.load()):
+            self.newest_server = EnvironmentServer(self.setup, self.output)
+            if "failed" in (found := self.newest_server.load()):
                 raise TrainingError(f"{self.setup.key}: it was to be loaded again, and {found['failed']}")
+            self.server = self.newest_server  # it can fork now
 
     @contextlib.asynccontextmanager
     async def episode(self) -> "AsyncIterator[RunningEnvironment]":
@@ -347,8 +351,8 @@ class EnvironmentPool:
     def close(self) -> None:
         self.closed = True
         while not self.restarting.acquire(timeout=0.1):
-            self.server.process.kill()  # the end of loading is not waited for
-        self.server.stop()
+            self.newest_server.process.kill()  # the end of loading is not waited for
+        self.newest_server.stop()
         self.restarting.release()
         self.output.close()
 

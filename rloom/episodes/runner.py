@@ -6,6 +6,7 @@ puts completions there, so tools run while other episodes decode.
 
 import asyncio
 import hashlib
+import re
 import threading
 import time
 from array import array
@@ -248,7 +249,8 @@ class EnvironmentDriver:
         leaf = read_reply(partial(writer.begin, tools=tools), messages)
         run.first_request = tuple(writer.episode.tokens(leaf))
         while True:
-            answer = await run.answer(leaf)
+            past = writer.episode.nodes[leaf].conversation
+            answer = await run.answer(leaf, stops=writer.texts.template.ends_of_calls(past))
             began = time.monotonic()
             seen = await environment.act(writer.text(answer), writer.marked_text(answer))
             seconds = time.monotonic() - began
@@ -294,10 +296,10 @@ class RunningEpisode:
         self.idle_since = time.monotonic()  # since when none was
         self.requested_tokens = self.reused_tokens = 0
 
-    async def answer(self, leaf: int, max_tokens: int | None = None, stops: Sequence[str] = ()) -> int:
+    async def answer(self, leaf: int, max_tokens: int | None = None, stops: Sequence[re.Pattern[str]] = ()) -> int:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin.
 
-        `max_tokens` and `stops` are the agent's: an answer that ends there has not reached a limit of the episode.
+        `max_tokens`: the agent's. An answer that ends there or at one of `stops` has reached no limit of the episode.
         """
         most, limit = self.room(leaf)
         budget = most if max_tokens is None else min(most, max_tokens)
@@ -318,7 +320,7 @@ class RunningEpisode:
             raise LimitReached(limit, node)
         return node
 
-    async def generate(self, tokens: tuple[int, ...], budget: int, stops: Sequence[str]) -> Completion:
+    async def generate(self, tokens: tuple[int, ...], budget: int, stops: Sequence[re.Pattern[str]]) -> Completion:
         """In pieces, if a text may end it: engines know no stop texts, and would generate up to the limit."""
         if not stops:
             return await self.draw(tokens, budget)

@@ -6,6 +6,7 @@ generated after the recorded tokens. Requests may run at the same time.
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Node
 from rloom.episodes.record import Ending
 from rloom.episodes.runner import LimitReached, RunningEpisode
-from rloom.episodes.template import as_tool_call, readable
+from rloom.episodes.template import as_tool_call, opening_of, readable
 from rloom.episodes.tool_calls import AUTO, parse_tool_calls, split_reasoning, without_calls
 from rloom.episodes.writer import calls_of
 from rloom.errors import DataError
@@ -103,9 +104,11 @@ class AgentSession:
             self._requests.discard(task)
         name = new_id("answer")
         self.nodes[name] = node
-        answer = readable(writer.episode.nodes[node].conversation.messages[-1])
+        conversation = writer.episode.nodes[node].conversation
+        answer, opening = readable(conversation.messages[-1]), opening_of(conversation)
         made = sum(len(calls_of(message)) for message in writer.heard(leaf))
-        shown, stop = shown_message(answer, stops, tools if reads_calls else (), made, writer.texts.call_format)
+        read = tools if reads_calls else ()
+        shown, stop = shown_message(answer, stops, read, made, writer.texts.template.call_format, len(opening))
         writer.episode.replace(node, shown=(shown,))
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
 
@@ -125,7 +128,7 @@ class AgentSession:
         run, before = self.run, self._limits_reached
         try:
             leaf = read()
-            node = await run.answer(leaf, max_tokens, stops)
+            node = await run.answer(leaf, max_tokens, [re.compile(re.escape(stop)) for stop in stops])
         except LimitReached as reached:
             self._limits_reached += 1
             run.ending = reached.ending
@@ -183,16 +186,17 @@ def new_id(kind: str) -> str:
 
 
 def shown_message(
-    answer: Message, stops: Sequence[str], tools: Sequence[ToolSchema], made: int, form: str = AUTO
+    answer: Message, stops: Sequence[str], tools: Sequence[ToolSchema], made: int, form: str = AUTO, start: int = 0
 ) -> tuple[dict[str, Any], str | None]:
     """The message without the stop text that ended it, and that text.
 
     `tools`: whose calls are read. `made`: calls before it in the conversation. Ids are those that the chat template
     writes: equal in every run.
-    `form`: of tool calls.
+    `form`: of tool calls. `start`: where the sampled text begins; the template has written what is before it.
     """
     text: str = answer["content"]
-    place, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
+    found = ((text.find(stop, start), stop) for stop in stops)
+    place, stop = min((one for one in found if one[0] >= 0), default=(len(text), None))
     reasoning, text = split_reasoning(text[:place])
     shown: dict[str, Any] = {"role": "assistant", "content": text}
     if reasoning := answer.get("thinking") or reasoning:

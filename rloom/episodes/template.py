@@ -22,7 +22,14 @@ from typing import Any
 
 from rloom.data.chat import Tokenizer, render_chat, tokenize
 from rloom.episodes.base import ToolSchema
-from rloom.episodes.tool_calls import parse_tool_calls, without_calls
+from rloom.episodes.tool_calls import (
+    AUTO,
+    CODE_BLOCK,
+    described_blocks,
+    end_of_block,
+    parse_tool_calls,
+    without_calls,
+)
 from rloom.errors import DataError
 from rloom.types import Message
 
@@ -61,6 +68,7 @@ class TurnTemplate:
     custom_chat_template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template, without its tools
     special_texts: frozenset[str] = frozenset()  # of tokens that only the template and the policy may write
+    call_format: str = AUTO  # of tool calls
 
     @property
     def source(self) -> str:
@@ -106,6 +114,8 @@ class TurnTemplate:
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
         """The text up to the start of the next answer. DataError: the template refuses the messages."""
+        if self.needs_calls is not False and self.call_format == CODE_BLOCK:
+            messages = [{**one, "role": "user"} if one["role"] == "tool" else one for one in messages]
         if any(message["role"] == "tool" for message in messages):
             if self.needs_calls is None:
                 raise DataError(
@@ -116,9 +126,17 @@ class TurnTemplate:
         return self.render_plain(messages, tools)
 
     def render_plain(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
+        if tools and self.call_format == CODE_BLOCK:  # the template would ask for calls in its own form
+            messages, tools = with_described_blocks(messages, tools), ()
         variables = {**self.variables, "tools": list(tools)} if tools else self.variables
         read = list(map(readable, self.without_special_texts(messages)))
         return render_chat(read, self.tokenizer, self.custom_chat_template, variables=variables)
+
+    def ends_of_calls(self, past: RenderedConversation) -> tuple[re.Pattern[str], ...]:
+        """What ends the answer after this conversation before the model ends it: text behind a block of code would be
+        written without its result. Not of a model that always reasons: its reasoning may have such blocks."""
+        blocks = self.call_format == CODE_BLOCK and past.tools and not opening_of(past)
+        return (end_of_block(past.tools),) if blocks else ()
 
     def without_special_texts(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Special tokens in the texts of tools and environments are written with a space: as tokens, a page that a tool
@@ -203,6 +221,13 @@ def opening_of(past: RenderedConversation) -> str:
     """What the template wrote before the answer and reads as a part of it."""
     found = OPENING.search(past.text)
     return found[0] if found else ""
+
+
+def with_described_blocks(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[Message]:
+    """The first message of the user says which blocks of code are calls."""
+    place = next((place for place, one in enumerate(messages) if one["role"] == "user"), 0)
+    first = {**messages[place], "content": f"{messages[place].get('content') or ''}{described_blocks(tools)}"}
+    return [*messages[:place], first, *messages[place + 1 :]]
 
 
 def readable(message: Message) -> Message:

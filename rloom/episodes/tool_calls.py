@@ -24,7 +24,8 @@ from typing import Any
 
 from rloom.episodes.base import ToolSchema
 
-AUTO = "auto"
+AUTO, CODE_BLOCK = "auto", "code_block"
+LANGUAGES = {"python", "sql", "bash", "sh", "javascript", "lean"}  # that models write after ```
 Types = Mapping[str, Mapping[str, Any]]  # tool -> argument -> its schema
 
 
@@ -269,22 +270,49 @@ def deepseek(text: str, types: Types) -> list[Found]:
     return [Found(*one.span(), named_call(one[1], FENCE.sub(r"\1", one[2]))) for one in DEEPSEEK.finditer(text)]
 
 
-CODE_BLOCK = re.compile(r"^```([\w-]+)[ \t]*\n(.*?)```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```([\w-]+)[ \t]*\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
 def code_blocks(text: str, types: Types) -> list[Found]:
     """Blocks in other languages, and those that are not closed, are text."""
-    languages = {
+    languages = block_languages(types)
+    return [
+        Found(*one.span(), ParsedCall(languages[one[1]][0], {languages[one[1]][1]: one[2]}))
+        for one in BLOCK.finditer(text)
+        if one[1] in languages
+    ]
+
+
+def block_languages(types: Types) -> dict[str, tuple[str, str]]:
+    """What follows ``` -> tool and argument."""
+    return {
         language: (tool, next(iter(arguments)))
         for tool, arguments in types.items()
         if len(arguments) == 1
         for language in (tool, *arguments)
     }
-    return [
-        Found(*one.span(), ParsedCall(languages[one[1]][0], {languages[one[1]][1]: one[2]}))
-        for one in CODE_BLOCK.finditer(text)
-        if one[1] in languages
-    ]
+
+
+def described_blocks(tools: Sequence[ToolSchema]) -> str:
+    """What a prompt says of tools that blocks call: no chat template knows this form."""
+    lines, types = list[str](), argument_types(tools)
+    for function in (tool["function"] for tool in tools if len(types[tool["function"]["name"]]) == 1):
+        [(argument, schema)] = types[function["name"]].items()
+        language = argument if argument in LANGUAGES else function["name"]
+        said = " ".join(filter(None, (function.get("description"), schema.get("description"))))
+        lines.append(f"{said}\n```{language}\n...\n```")  # its form on lines of its own: models copy it
+    return (
+        "\n\nYou can call a tool with a block of code:\n"
+        + "\n".join(lines)
+        + "\nWrite nothing after the block. The next "
+        "message is its result. When you know the answer, write it without a block."
+    )
+
+
+def end_of_block(tools: Sequence[ToolSchema]) -> re.Pattern[str]:
+    """Finds a call that is complete. A block in the reasoning is none."""
+    languages = "|".join(map(re.escape, block_languages(argument_types(tools))))
+    return re.compile(rf"\A(?:(?!<think>).)*?^```(?:{languages})[ \t]*\n.*?```", re.DOTALL | re.MULTILINE)
 
 
 def parse_list(body: str) -> list[ParsedCall]:
@@ -331,6 +359,6 @@ FORMATS: Mapping[str, Parser] = {
     "gemma": gemma,
     "gemma4": gemma,
     "deepseek": deepseek,
-    "code_block": code_blocks,  # not in EVERY: models write blocks that are no calls
+    CODE_BLOCK: code_blocks,  # not in EVERY: models write blocks that are no calls
 }
 EVERY: tuple[Parser, ...] = (tagged, mistral, gpt_oss, deepseek, gemma, llama3_json)

@@ -1,6 +1,7 @@
 """Records one episode: where a conversation goes on from what is recorded, and what is added to it."""
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ import torch
 from rloom.episodes.base import ToolSchema
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.template import RenderedConversation, TurnTemplate
-from rloom.episodes.tool_calls import AUTO, split_reasoning
+from rloom.episodes.tool_calls import split_reasoning
 from rloom.errors import DataError
 from rloom.rollout.base import Completion
 from rloom.types import Message
@@ -25,7 +26,6 @@ class Texts:
     decode: Callable[[Sequence[int]], str]  # without special tokens
     stop_texts: Mapping[int, str]  # stop token -> its text
     decode_marked: Callable[[Sequence[int]], str] | None = None  # with the special tokens that the chat template writes
-    call_format: str = AUTO  # of tool calls
 
 
 @dataclass
@@ -125,13 +125,13 @@ class EpisodeWriter:
         parent: int,
         completion: Completion,
         seconds: float = 0.0,
-        stops: Sequence[str] = (),
+        stops: Sequence[re.Pattern[str]] = (),
         request: int = 0,
     ) -> int:
         """An answer of the policy. Returns its node.
 
-        `stops`: texts that end an answer. The tokens behind the first one are dropped: the rest is what an engine that
-        ends there samples. `request`: the number of the request.
+        `stops`: find the texts that end an answer. The tokens behind the first one are dropped: the rest is what an
+        engine that ends there samples. `request`: the number of the request.
         """
         stopped = self.stopped(completion, stops)
         completion = stopped or completion
@@ -158,7 +158,7 @@ class EpisodeWriter:
             )
         )
 
-    def stopped(self, completion: Completion, stops: Sequence[str]) -> Completion | None:
+    def stopped(self, completion: Completion, stops: Sequence[re.Pattern[str]]) -> Completion | None:
         """The completion up to the token with which one of the texts is complete. None: there is none."""
         if not stops:
             return None
@@ -166,7 +166,7 @@ class EpisodeWriter:
 
         def is_complete(length: int) -> bool:
             text = self.texts.decode(tokens[:length])
-            return any(stop in text for stop in stops)
+            return any(stop.search(text) for stop in stops)
 
         if not is_complete(len(tokens)):
             return None

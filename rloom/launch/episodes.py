@@ -22,6 +22,7 @@ from rloom.episodes.record import Ending
 from rloom.episodes.rows import check_rows
 from rloom.episodes.runner import Driver, EnvironmentDriver, EpisodeRunner
 from rloom.episodes.template import TurnTemplate
+from rloom.episodes.tool_calls import CODE_BLOCK, argument_types
 from rloom.episodes.writer import Texts
 from rloom.errors import ConfigError, DataError
 from rloom.launch.rewards import rules
@@ -66,8 +67,8 @@ class EnvironmentReward:
         if ended and not self.has_said:
             self.has_said = True
             log.warning(
-                "Note: the agent gave no reward; the rule of the data source scores such episodes. "
-                "agent/without_reward counts them"
+                "Note: the rule of the data source scores the episodes that have no reward of their own. "
+                "agent/without_reward counts those of your agents"
             )
 
     def check(self) -> None:
@@ -123,8 +124,20 @@ def environment_driver(
     )
     pool = EnvironmentPool(setup, keys.max_environments)
     tools = pool.load()
+    if keys.format == CODE_BLOCK:
+        check_block_tools(pool, tools)
     warn_of_unwritten_tools(texts.template, tools)
     return EnvironmentDriver(pool, tools)
+
+
+def check_block_tools(pool: EnvironmentPool, tools: Sequence[ToolSchema]) -> None:
+    for name, arguments in argument_types(tools).items():
+        if len(arguments) != 1:
+            pool.close()
+            raise ConfigError(
+                f"{MULTI_TURN}.format={CODE_BLOCK}: the tool {name} has {len(arguments)} arguments, and a block of "
+                "code is one; give it one argument, or use another format"
+            )
 
 
 def warn_of_unwritten_tools(template: TurnTemplate, tools: Sequence[ToolSchema]) -> None:
@@ -208,7 +221,8 @@ def agent_loop_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "A
 
 
 def check_agent_names(config: Config, driver: "AgentLoopDriver", rows: Mapping[str, Sequence[Prompt]]) -> None:
-    """The column `agent_name` of each row."""
+    """The column `agent_name` of each row, and what the rows of tool_agent name of the tools."""
+    tools = driver.own[WITH_TOOLS]
     for key, prompts in rows.items():
         for prompt in prompts:
             name = prompt.columns.get("agent_name")
@@ -217,6 +231,8 @@ def check_agent_names(config: Config, driver: "AgentLoopDriver", rows: Mapping[s
                     f"{key}, row {prompt.index} (counting from 0): the row has agent_name={name!r}; the agent loops "
                     f"are {', '.join(driver.names)}. List yours in {AGENT}.agent_loop_config_path"
                 )
+            if (name or driver.default) == WITH_TOOLS and isinstance(tools, EnvironmentDriver):
+                check_rows(tools.pool.names, {key: [prompt]})
 
 
 def opened(config: Config, texts: Texts, setup: AgentSetup) -> "AgentDriver":
@@ -301,14 +317,16 @@ def open_episodes(
         yield None
         return
     template = TurnTemplate(
-        tokenizer, config.actor_rollout_ref.model.custom_chat_template, special_texts=special_texts(tokenizer)
+        tokenizer,
+        config.actor_rollout_ref.model.custom_chat_template,
+        special_texts=special_texts(tokenizer),
+        call_format=config.actor_rollout_ref.rollout.multi_turn.format,
     )
     texts = Texts(
         template,
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         SingleTokenTexts(tokenizer),
         marked_decoder(tokenizer, template.source),
-        config.actor_rollout_ref.rollout.multi_turn.format,
     )
     limits = limits_of(config)
     given = {} if objects is None else {"objects": objects}

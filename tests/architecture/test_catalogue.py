@@ -27,6 +27,7 @@ NO_TEXTS = {
 }  # fmt: skip
 NO_TEXT = re.compile(
     r"^(?:Think step by step|Answer with a Python function|Complete this Python function|Submit the verdict"
+    r"|You can call a tool with a block|Write nothing after the block"
     r"|Give one score|There are \{count\}|Only the tags|For further information|If reserved but|ran out of memory"
     r"|huggingface-cli is now|module 'rloom' has|trainer.pools=\{actor|\{% for)"
 )

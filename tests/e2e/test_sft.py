@@ -14,6 +14,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rloom import cli
+from rloom.config.from_checkpoint import MODEL_ALONE, load_saved
 from rloom.config.load import load_config, load_sft_config
 from rloom.data.prepare import arithmetic
 from rloom.engines.local import LocalEngine
@@ -217,6 +219,28 @@ def test_rl_training_does_not_continue_a_checkpoint_of_sft(whole: Path) -> None:
         main_ppo.train(load_config(keys))
     with pytest.raises(CheckpointError, match=r"is a checkpoint of `rloom sft`, which has no reward.*rloom export"):
         evaluate_checkpoint(whole / "global_step_4")
+
+
+def test_a_checkpoint_answers_in_a_chat_as_its_export_does(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, question = whole / "global_step_4", "12 + 20 等于多少？"
+    exported = export(checkpoint, tmp_path / "exported")
+    said = []
+    for model in (checkpoint, whole, exported):
+        assert cli.main(["chat", str(model), "--prompt", question, "--max_tokens", "24", "trainer.device=cpu"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said == [said[0]] * 3 and said[0].strip()
+
+
+def test_the_policy_of_a_checkpoint_of_sft_does_not_run_its_code_unless_allowed(whole: Path, tmp_path: Path) -> None:
+    saved, allowed = (whole / "global_step_4/config.yaml").read_text(), "actor_rollout_ref.model.trust_remote_code=true"
+    (tmp_path / "config.yaml").write_text(saved.replace("trust_remote_code: false", "trust_remote_code: true"))
+    with pytest.raises(ConfigError, match=f"is not trusted to do that.*add to the command: {allowed}$"):
+        load_saved(tmp_path, uses=MODEL_ALONE)
+    config = load_saved(tmp_path, [allowed], uses=MODEL_ALONE)
+    assert config.actor_rollout_ref.model.trust_remote_code
+    assert config.data.max_prompt_length + config.data.max_response_length == load_sft_config().data.max_length
 
 
 def test_a_smoke_run_replaces_model_and_data(

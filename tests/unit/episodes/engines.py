@@ -16,12 +16,12 @@ from rloom.types import Prompt, Score
 from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
 
 
-def texts_for(name: str) -> Texts:
+def texts_for(name: str, call_format: str = "auto") -> Texts:
     """Of a template of `conversations.py`."""
     tokenizer, stop = tokenizer_for(name), TEMPLATES[name][1]
     (stop_token,) = encode(stop, name)
     return Texts(
-        TurnTemplate(tokenizer),
+        TurnTemplate(tokenizer, call_format=call_format),
         lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True),
         {stop_token: stop},
     )

@@ -221,6 +221,25 @@ def test_a_row_that_names_no_loop_is_an_error_at_the_start(loops):
     assert record.failure.startswith("agent_name='tlaks': the agent loops are single_turn_agent, ")
 
 
+def test_rows_of_tool_agent_are_checked_against_the_tools_and_others_are_not(tmp_path):
+    (tmp_path / "tools.py").write_text(TOOLS)
+    tools = f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp_path / 'tools.py'}"
+    misspelt = {"extra_info": {"tool_selection": ["oen"]}}
+
+    def rows(name):
+        return {"data.train_files": [Prompt(3, (), "", (), "game", columns={"agent_name": name, **misspelt})]}
+
+    for default, faulty in (("tool_agent", ("", "tool_agent")), ("single_turn_agent", ("tool_agent",))):
+        config = configured(tools, f"actor_rollout_ref.rollout.agent.default_agent_loop={default}")
+        with closing(agent_loop_driver(config, texts_for(NAME), LIMITS)) as driver:
+            for name in ("", "tool_agent", "single_turn_agent"):
+                if name not in faulty:
+                    check_agent_names(config, driver, rows(name))
+                    continue
+                with pytest.raises(DataError, match=r"data\.train_files, row 3 .*tool_selection has 'oen'"):
+                    check_agent_names(config, driver, rows(name))
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [

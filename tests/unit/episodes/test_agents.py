@@ -271,7 +271,11 @@ def test_episodes_without_a_reward_are_scored_by_the_rule_which_is_said_once(cap
     assert not caplog.records
     assert asyncio.run(reward.score([(done,), (done,)])) == [[Score(3.0)], [Score(3.0)]]
     [said] = caplog.records
-    assert said.getMessage().startswith("Note: the agent gave no reward; the rule of the data source scores")
+    # also true of rloom's own agent loops, of which no agent is counted
+    assert said.getMessage() == (
+        "Note: the rule of the data source scores the episodes that have no reward of their own. agent/without_reward "
+        "counts those of your agents"
+    )
 
 
 @pytest.mark.parametrize("returns", [None, 0.0])

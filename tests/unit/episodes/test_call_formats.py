@@ -1,11 +1,27 @@
 """Calls of tools in the forms that models write, and the keys that ask for tools."""
 
+from contextlib import closing
+
 import pytest
 
 from rloom.config.checks import all_faults
 from rloom.config.derived import declared_needs
 from rloom.config.load import load_config
+from rloom.environments.kinds import ENVIRONMENTS
+from rloom.environments.sql import table_of
+from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
+from rloom.episodes.pool import EnvironmentPool
+from rloom.episodes.record import Ending
+from rloom.episodes.runner import EnvironmentDriver, EpisodeRow, EpisodeRunner
 from rloom.episodes.tool_calls import FORMATS, ParsedCall, parse_tool_calls, without_calls
+from rloom.errors import ConfigError
+from rloom.launch.episodes import environment_driver
+from rloom.rewards.routing import rule_for
+from rloom.rollout.base import Sampling
+from rloom.types import Prompt
+from tests.helpers import configured
+from tests.unit.episodes.conversations import TEMPLATES, encode, tokenizer_for
+from tests.unit.episodes.engines import answer_all, completed, texts_for
 from tests.unit.episodes.test_contracts import SCHEMA
 
 COUNT = [ParsedCall("count", {"number": 3})]
@@ -98,3 +114,84 @@ def test_enable_alone_says_what_to_set():
     assert faults(tools, "actor_rollout_ref.rollout.multi_turn.enable=True") == []
     (fault,) = faults(tools, "actor_rollout_ref.rollout.multi_turn.enable=False")
     assert "remove one of the two" in fault
+
+
+SELECT = "SELECT COUNT(*) FROM books"
+BLOCKS = {  # what a small model writes: it guesses the result, and writes it behind the block
+    "python": (
+        "A program:\n```python\ndef total():\n    return 36 / 2\ntotal()\n```",
+        "\nIt prints 17.\n\n#### 17",
+        "The program gives 18.0.\n\n#### 18.0",
+        "return what it prints. The program. It must print its results.\n```python\n...\n```\n",
+        "18.0",
+    ),
+    "sql": (
+        f"```sql\n{SELECT}\n```",
+        "\nThere are 99 books.",
+        "There are some books.",
+        "Run one SELECT on the database and return its rows. The query, in SQLite's dialect.\n```sql\n...\n```\n",
+        "COUNT(*)",
+    ),
+}
+
+
+@pytest.mark.parametrize("template", ["chatml", "brackets", "calls apart"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_an_answer_ends_with_its_block_of_code_and_the_next_one_follows_the_result(name, template):
+    call, guessed, final, described, result = BLOCKS[name]
+    table = next(seed for seed in range(100) if table_of(seed).name == "books")
+    row = {"extra_info": {"database": table}, "reward_model": {"ground_truth": SELECT}}
+    limits = EpisodeLimits(4000, turns=3, call_s=30.0, result_characters=200)
+    setup = EnvironmentSetup(ENVIRONMENTS[name].made, {}, limits, call_format="code_block")
+    pool = EnvironmentPool(setup, most=1)
+    texts = texts_for(template, "code_block")
+    question = ({"role": "user", "content": "How many?"},)
+    prompt = Prompt(0, question, "", (), "", columns=row)
+    stop = encode(TEMPLATES[template][1], template)
+    written = [[*encode(call + guessed, template), *stop], [*encode(final, template), *stop]]
+    pieces = []
+
+    def answer(index, request):
+        """In pieces, as the episode asks for it."""
+        text = texts.decode(request.tokens)
+        begun = sum(map(len, pieces)) if result not in text else 0
+        found = completed(index, request, written[result in text][begun:], -1.0, 0)
+        pieces.append(found.tokens_L.tolist())
+        return found
+
+    runner = EpisodeRunner(EnvironmentDriver(pool, pool.load()), texts, limits)
+    with closing(runner), runner.started([EpisodeRow(0, 0, prompt, hash)], Sampling(4000), shares=1) as turns:
+        record = answer_all(turns, answer)[0]
+    assert (record.ending, record.failure, record.turns) == (Ending.DONE, None, 2)
+    assert [record.episode.nodes[index].messages[0]["content"].strip() for index in record.episode.turns] == [
+        call,
+        final,
+    ]
+    [branch] = record.episode.branches()
+    text = tokenizer_for(template).decode(branch.tokens_L)
+    assert text.count(described) == 1 and text.index(described) < text.index(call) < text.rindex(result)
+    assert guessed.strip() not in text and "<tools>" not in text
+    assert record.reward == (1.0 if name == "sql" else None)
+    if name == "python":
+        score = rule_for("openai/gsm8k").compute_score("openai/gsm8k", record.answer.messages[0]["content"], "18")
+        assert score["score"] == 1.0
+
+
+def test_a_tool_with_two_arguments_cannot_be_called_by_a_block(tmp_path):
+    (tmp_path / "tools.py").write_text(TWO_ARGUMENTS)
+    keys = "actor_rollout_ref.rollout.multi_turn"
+    config = configured(f"{keys}.function_tool_path={tmp_path / 'tools.py'}", f"{keys}.format=code_block")
+    with pytest.raises(
+        ConfigError, match=r"format=code_block: the tool add has 2 arguments, and a block of code is one"
+    ):
+        environment_driver(config, texts_for("chatml", "code_block"), EpisodeLimits(100))
+
+
+TWO_ARGUMENTS = """
+from verl.tools.function_tool import function_tool
+
+@function_tool
+def add(a: int, b: int) -> int:
+    "Add.\\n\\nArgs:\\n    a: One.\\n    b: Another."
+    return a + b
+"""

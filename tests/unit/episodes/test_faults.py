@@ -300,6 +300,7 @@ def test_a_server_that_ends_with_every_episode_ends_the_run_with_a_sentence(envi
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_server_that_was_stopped_is_replaced(environment_file, tmp_path, mark, monkeypatch, caplog):
     monkeypatch.setattr("rloom.episodes.pool.FORK_LIMIT_S", 5.0)
+    monkeypatch.setattr("rloom.episodes.pool.LATE_FORK_LIMIT_S", 2.0)
     records, _, _ = run(
         environment_file, [["stop the parent", "done"], *[["7", "done"]] * 11], rows=rows_in(tmp_path, 12), most=2
     )

@@ -317,3 +317,73 @@ def test_a_server_that_reads_nothing_is_killed_when_a_process_is_to_be_killed(en
             break
     assert pool.server.process.wait(60) == -signal.SIGKILL
     pool.close()
+
+
+def test_a_server_that_is_late_keeps_its_episodes_and_is_counted(environment_file, monkeypatch, caplog):  # noqa: F811
+    monkeypatch.setattr(pools, "FORK_LIMIT_S", 0.5)
+    pool = EnvironmentPool(EnvironmentSetup(f"{environment_file}:Game", {}, LIMITS), most=2)
+    pool.load()
+    server = pool.server
+
+    async def forked_twice():
+        first = await pool.process()
+        os.kill(server.process.pid, signal.SIGSTOP)
+        going_on = threading.Timer(2.0, os.kill, (server.process.pid, signal.SIGCONT))
+        going_on.start()
+        second = await pool.process()
+        os.kill(first.pid, 0)  # it runs
+        return [first, second]
+
+    try:
+        with_late = asyncio.run(forked_twice())
+    finally:
+        pool.close()
+    assert (pool.late_forks, pool.restarts, pool.server) == (1, 0, server)
+    assert "are forked from did not answer in 0.5 s" in caplog.text
+    for process in with_late:
+        process.close()
+
+
+def test_a_server_whose_loading_was_not_waited_for_forks_once_it_is_loaded(tmp_path):
+    file = written(
+        tmp_path,
+        """
+        import pathlib, time
+        begun = pathlib.Path(__file__).with_name("begun")
+        if begun.exists():
+            begun.with_name("again").touch()
+            time.sleep(2)
+        begun.touch()
+
+        def add(a: int, b: int) -> int:
+            '''Add.
+
+            Args:
+                a: One.
+                b: Other.
+            '''
+            return a + b
+
+        TOOLS = [add]
+        """,
+    )
+    pool = EnvironmentPool(EnvironmentSetup(f"{file}:TOOLS", {}, LIMITS), most=1)
+    pool.load()
+    ended = pool.server
+    ended.process.kill()
+
+    async def cancelled_and_again():
+        waiting = asyncio.create_task(pool.process())
+        while not (tmp_path / "again").exists():
+            await asyncio.sleep(0.05)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return await pool.process()
+
+    try:
+        process = asyncio.run(cancelled_and_again())
+    finally:
+        pool.close()
+    process.close()
+    assert pool.server is process.server is not ended
+    assert pool.restarts == 2  # the second one has found it loaded

@@ -201,3 +201,10 @@ def test_any_tree_of_conversations_records_what_was_sampled(data):
     branches = list(writer.episode.branches())
     trained = [branch.tokens_L[turn.start : turn.stop].tolist() for branch in branches for turn in branch.turns]
     assert sorted(trained) == sorted(sampled)
+
+
+def test_a_stop_text_in_what_the_template_wrote_before_the_answer_ends_nothing(http):
+    with serving(["first\nsecond"], name="opens reasoning") as run:  # its prompt ends with <think>\n
+        answer = ask(http, run, [user("question")], stop=["\n"])
+        run.end()
+    assert (answer["reasoning_content"], answer["content"]) == ("first", "")
