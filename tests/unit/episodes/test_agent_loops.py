@@ -1,6 +1,7 @@
 """Agents that ask with tokens: verl's agent loops and OpenRLHF's executors, where neither is installed."""
 
 import textwrap
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
