@@ -222,7 +222,7 @@ def agent_loop_driver(config: Config, texts: Texts, limits: EpisodeLimits) -> "A
 
 def check_agent_names(config: Config, driver: "AgentLoopDriver", rows: Mapping[str, Sequence[Prompt]]) -> None:
     """The column `agent_name` of each row, and what the rows of tool_agent name of the tools."""
-    tools = driver.own[WITH_TOOLS]
+    tools = driver.own.get(WITH_TOOLS)
     for key, prompts in rows.items():
         for prompt in prompts:
             name = prompt.columns.get("agent_name")

@@ -1,6 +1,7 @@
 """What limits, dropped requests and concurrent requests leave in the record of an episode."""
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import pytest
@@ -204,12 +205,12 @@ def test_a_stop_text_ends_the_request_within_a_piece() -> None:
 
     run = running(turns := Pieces(lambda prompt: ""), EpisodeLimits(10_000))
 
-    async def talk(stops: tuple[str, ...]) -> list[int]:
+    async def talk(stops: tuple[re.Pattern[str], ...]) -> list[int]:
         node = await run.answer(run.writer.begin([user("guess")]), stops=stops)
         assert run.writer.episode.nodes[node].finished
         return run.writer.episode.nodes[node].tokens_L.tolist()
 
-    found = asyncio.run(talk(("Observation:",)))
+    found = asyncio.run(talk((re.compile("Observation:"),)))
     assert found == tokens[: len(found)] and tokenizer_for(NAME).decode(found).endswith("Observation:")
     assert len(turns.requests) == -(-len(found) // STOP_CHECK_TOKENS)
     begins.clear()
