@@ -15,8 +15,9 @@ FIRST, SECOND, FAILED = ("[data-answer='1']", "[data-answer='2']", "[data-answer
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    write_episode_run(tmp_path_factory.mktemp("view") / "runs" / "episodes")
-    with chromium.serving([tmp_path_factory.getbasetemp()]) as server:
+    root = tmp_path_factory.mktemp("view") / "runs"  # alone: other tests have runs of this name
+    write_episode_run(root / "episodes")
+    with chromium.serving([root]) as server:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
