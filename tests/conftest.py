@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from tests.groups import RAY, group_of, order_of
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 its workers wait for all that runs beside
+
+# a shell that starts the tests in the background has them ignore Ctrl-C, and every process that they start
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_FIXTURES = {"rank_processes", "interpreted_kernels"}
 
