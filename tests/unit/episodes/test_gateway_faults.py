@@ -165,7 +165,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
 def test_any_json_in_any_place_gets_an_answer(run, http, data):
     path = data.draw(st.sampled_from(sorted(BODIES)))
