@@ -53,7 +53,7 @@ class Engine:
         with self.lock:
             number = self.names[name] = self.rollout.submit(request)
             future = self.futures[number] = Future()
-        return future.result(timeout=60)
+        return future.result(timeout=120)
 
     def abort(self, name: str) -> None:
         with self.lock:

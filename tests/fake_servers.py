@@ -235,7 +235,7 @@ class FakeSglang(FakeServer):
 
     def init_group(self, body: JSON) -> JSON:
         """As init_custom_process_group of srt/utils/common.py, on the one rank of this server."""
-        name, timeout = body["group_name"], timedelta(seconds=30)
+        name, timeout = body["group_name"], timedelta(seconds=120)
         where = f"tcp://{body['master_address']}:{body['master_port']}"
         store, rank, ranks = next(rendezvous(where, body["rank_offset"], body["world_size"], timeout=timeout))
         store.set_timeout(timeout)
@@ -391,9 +391,9 @@ class FakeVllm(FakeServer):
     def join_trainer(self, name: str, address: str, ranks: int, backend: str, shared: bool, temperature: float) -> None:
         """Beside the trainer's NamedGroup in one process, which has each group by name once: at the same keys."""
         self.label, self.temperature = None, temperature
-        store, rank, ranks = next(rendezvous(f"tcp://{address}", 1, ranks, timeout=timedelta(seconds=20)))
+        store, rank, ranks = next(rendezvous(f"tcp://{address}", 1, ranks, timeout=timedelta(seconds=120)))
         keys = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, store)))
-        self.trainer = GlooChannel(dist.ProcessGroupGloo(keys, rank, ranks, timedelta(seconds=20)))
+        self.trainer = GlooChannel(dist.ProcessGroupGloo(keys, rank, ranks, timedelta(seconds=120)))
 
     def receive_weights(self, label: str) -> str | None:
         if self.trainer is None:

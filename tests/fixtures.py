@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from tests.helpers import FAMILIES, MIXTURES, save_model
 from tests.interpreter import kernels_interpreted
 from tests.ranks import RankProcesses
 
+with suppress(ImportError):  # the tests on GPUs need none
+    from hypothesis import HealthCheck, settings
+
+    # by default a test fails for an example that takes 0.2 s or is drawn slowly, as on a busy machine
+    settings.register_profile("any duration", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any duration")
+
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
@@ -27,7 +35,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
     return folder
 
 
-LIMIT_S = 300
+LIMIT_S = 900
 
 
 @pytest.fixture

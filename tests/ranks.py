@@ -37,7 +37,7 @@ class RankProcesses:
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
 
-    def run(self, ranks: int, work: Work, *arguments: Any, timeout_s: float = 240) -> list[Any]:
+    def run(self, ranks: int, work: Work, *arguments: Any, timeout_s: float = 480) -> list[Any]:
         """What `work` returns on each rank of a new process group."""
         if not self.processes:
             self.start()
@@ -82,7 +82,7 @@ def serve(pipe: Connection, device: torch.device) -> None:
         rank, ranks, port, work, arguments = pipe.recv()
         answer = io.BytesIO()
         try:
-            join(rank, ranks, address=f"127.0.0.1:{port}", device=device, shared=True, timeout_s=120)
+            join(rank, ranks, address=f"127.0.0.1:{port}", device=device, shared=True, timeout_s=300)
             torch.save((None, work(rank, ranks, *arguments)), answer)
             leave()
         except BaseException:  # whatever it is, the test shows it

@@ -35,7 +35,7 @@ class Viewer:
     def request(self, path: str, method: str = "GET", headers: Mapping[str, str | None] | None = None) -> Response:
         """Exactly this path; a header that is None is not sent."""
         sent = {"Host": f"127.0.0.1:{self.port}", **(headers or {})}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in sent.items():

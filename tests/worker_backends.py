@@ -25,7 +25,7 @@ def started_processes(
     try:
         for number, own in enumerate(arguments):
             log_file = None if logs is None else logs / f"{number}.log"
-            workers.append(processes.ForkedWorker(f"worker {number}", log_file, {}, make, own, timeout_s=120))
+            workers.append(processes.ForkedWorker(f"worker {number}", log_file, {}, make, own, timeout_s=300))
         yield list(workers)
     finally:
         processes.kill_workers(workers)
@@ -39,7 +39,7 @@ def started_actors(
 
     with (
         cluster.connect({"address": address}, cpus=1),
-        cluster.reserve(1, {"CPU": len(arguments)}, timeout_s=60) as share,
+        cluster.reserve(1, {"CPU": len(arguments)}, timeout_s=300) as share,
     ):
         actors = [
             cluster.start_worker(

@@ -19,6 +19,7 @@ from rloom.extras import install_command
 from rloom.interrupts import sigterm_blocked
 
 NODE = "rloom_node_"  # prefix of the Ray resource that identifies a machine of the run by its rank
+HEAD_START_S = 180.0  # Ray starts several processes, which takes long on busy cores
 SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 # prctl(PR_SET_PDEATHSIG): a head that outlives its run would keep the port, and machines of the next run would join it.
 # Ray's own processes end with `ray start` in the same way.
@@ -98,7 +99,11 @@ def head_node(address: str, *, cpus: int, gpus: int) -> Iterator[None]:
     """Run Ray's head on this machine while the context is open."""
     host, port = address.rsplit(":", 1)
     with ray_process(["--head", f"--node-ip-address={host}", f"--port={port}"], 0, cpus, gpus) as process:
-        wait_until(lambda: reachable(address) or fail_if_ended(process), 60, f"Ray's head at {address} does not answer")
+        wait_until(
+            lambda: reachable(address) or fail_if_ended(process),
+            HEAD_START_S,
+            f"Ray's head at {address} does not answer",
+        )
         yield
 
 

@@ -20,7 +20,7 @@ from rloom.view.run_cache import Defaults, RunCache, no_defaults
 from rloom.view.server import ViewServer
 
 TOKEN = "token-of-the-tests"
-WAIT_S = 20.0
+WAIT_S = 60.0
 FLAGS = (
     "--headless=new",
     "--no-sandbox",  # it refuses to start as root otherwise

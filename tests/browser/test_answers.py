@@ -40,7 +40,7 @@ def test_a_click_on_a_head_sorts_and_another_one_turns_the_order(page: Page) -> 
     assert page.one("th[aria-sort]").get_attribute("aria-sort") == "descending"
     page.one("[data-sort=mean]").click()
     page.wait(lambda: column(page, 1)[0] == "0.00")
-    assert page.script("return location.hash").endswith("sort=mean")  # ascending is the default
+    page.wait(lambda: page.script("return location.hash").endswith("sort=mean"))  # ascending is the default
 
 
 def test_filters_by_text_source_and_score(page: Page) -> None:
@@ -71,7 +71,7 @@ def test_pages_of_rows(page: Page) -> None:
 def test_keys_move_open_and_change_the_step(page: Page) -> None:
     page.open("finished/step/3")
     page.press("j", "j", Keys.ARROW_DOWN, "k")
-    assert page.text("tr.current td") == "1"
+    page.wait(lambda: page.text("tr.current td") == "1")
     page.press(Keys.ENTER)
     page.wait(lambda: page.text("main h1") == "Step 3 / prompt 1")
     page.press("j")
@@ -122,10 +122,10 @@ def test_tokens_are_coloured_by_each_quantity(page: Page, quantity: str) -> None
     page.wait(lambda: page.all(".answer-text .token"))
     page.one(f"[data-colour={quantity}]").click()
     tokens = "[...document.querySelector('.answer-text').querySelectorAll('.token')].slice(0, 8)"
-    classes = page.script(f"return {tokens}.map(token => token.className.replace(/^token ?/, ''))")
-    assert classes == LEVELS[quantity]
+    classes = f"return {tokens}.map(token => token.className.replace(/^token ?/, ''))"
+    page.wait(lambda: page.script(classes) == LEVELS[quantity])
     backgrounds = page.script(f"return {tokens}.map(token => getComputedStyle(token).backgroundColor)")
-    assert len(set(backgrounds)) == len(set(classes))
+    assert len(set(backgrounds)) == len(set(LEVELS[quantity]))
     assert page.texts(".scale") != []
     if quantity == "advantage":
         assert page.texts(".scale-ends span") == ["−0.500", "0", "0.500"]
@@ -138,7 +138,7 @@ def test_plain_text_has_no_colours(page: Page) -> None:
     page.wait(lambda: page.all(".answer-text .token"))
     page.press("c")
     page.one("[data-colour=plain]").click()
-    assert page.all(".answer-text.coloured") == []
+    page.wait(lambda: not page.all(".answer-text.coloured"))
     assert page.texts(".scale") == []
 
 
@@ -179,7 +179,7 @@ def test_tokens_of_a_very_long_answer_are_made_while_it_is_scrolled(page: Page) 
 def test_answers_can_be_ordered(page: Page) -> None:
     page.open("finished/step/3/prompt/3")
     page.one("#order option[value=worst]").click()
-    assert page.texts(".answer .score") == ["0.00", "0.00", "0.00", "1.00"]
+    page.wait(lambda: page.texts(".answer .score") == ["0.00", "0.00", "0.00", "1.00"])
 
 
 def test_a_prompt_over_steps_shows_its_curve_and_what_changed(page: Page) -> None:

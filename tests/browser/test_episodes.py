@@ -82,16 +82,16 @@ def test_a_key_moves_through_a_hundred_turns_and_tokens_are_made_where_they_are_
     assert episodes.script(made) < MANY
     for _ in range(3):
         episodes.press("t")
-    assert episodes.text(".step.current .step-label") == "Turn 3"
+    episodes.wait(lambda: episodes.text(".step.current .step-label") == "Turn 3")
     episodes.press("T")
-    assert episodes.text(".step.current .step-label") == "Turn 2"
+    episodes.wait(lambda: episodes.text(".step.current .step-label") == "Turn 2")
     for _ in range(MANY):
         episodes.press("t")
-    assert episodes.text(".step.current .step-label") == f"Turn {MANY}"
+    episodes.wait(lambda: episodes.text(".step.current .step-label") == f"Turn {MANY}")
     inside = """const boxes = ['.turns', '.step.current'].map(n => document.querySelector(n).getBoundingClientRect());
         const [box, step] = boxes;
         return step.top >= box.top - 1 && step.bottom <= box.bottom + 1"""
-    assert episodes.script(inside)
+    episodes.wait(lambda: episodes.script(inside))
     episodes.wait(lambda: episodes.all(".step.current .token"))
 
 
@@ -102,7 +102,7 @@ def test_colours_and_the_inspector_work_within_turns(episodes: Page) -> None:
     episodes.wait(lambda: episodes.all(f"{FIRST} .policy .token.p8"))
     assert episodes.all(f"{FIRST} .environment .token.p8") == []
     episodes.one(f"{FIRST} .turns").send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
-    assert "Of the environment" in episodes.text(".inspector")
+    episodes.wait(lambda: "Of the environment" in episodes.text(".inspector"))
 
 
 @pytest.mark.parametrize("width", [390, *(pytest.param(width, marks=pytest.mark.long) for width in (640, 1280))])

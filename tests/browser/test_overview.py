@@ -77,16 +77,16 @@ def test_runs_are_sorted_and_filtered(page: Page) -> None:
     page.open("#/")
     page.wait(lambda: page.texts(".finding-badge"))
     page.one("[data-sort=findings]").click()
-    assert names(page)[0] in ("ill", "bare", "hostile")  # those with an error
+    page.wait(lambda: names(page)[0] in ("ill", "bare", "hostile"))  # those with an error
     page.one("[data-sort=name]").click()
-    assert names(page) == sorted(names(page)) and len(names(page)) == len(page.runs)
+    page.wait(lambda: names(page) == sorted(page.runs))
     page.one("[data-sort=name]").click()
-    assert names(page) == sorted(names(page), reverse=True)
+    page.wait(lambda: names(page) == sorted(page.runs, reverse=True))
     page.one("[data-sort=accuracy]").click()
     # means of the last validations: 75, 62.5, 53.3 and 50 %
-    assert names(page)[:4] == ["other", "finished", "killed", "hostile"]
+    page.wait(lambda: names(page)[:4] == ["other", "finished", "killed", "hostile"])
     page.one("#filter-state option[value=interrupted]").click()
-    assert names(page) == ["other"]
+    page.wait(lambda: names(page) == ["other"])
     page.open("#/?algorithm=grpo&text=fini%20qwen")
     assert names(page) == ["finished"]
     page.open("#/?text=nowhere")
@@ -155,6 +155,7 @@ def test_distributions_of_scores_and_lengths(page: Page) -> None:
     page.wait(lambda: [p for p in page.all(chart("distribution-score", ".heat")) if p.get_attribute("d")])
     # 13 of the 23 scores of step 8 are 1; quantiles of 5 % say it within that
     assert float(page.text(chart("distribution-score", ".value"))) == pytest.approx(13 / 23, abs=0.04)
+    page.wait(lambda: page.text(chart("distribution-length", ".value")))
     lengths = [row["length"] for row in train_rows(STEPS)]
     shown = float(page.text(chart("distribution-length", ".value")))
     assert shown == pytest.approx(sum(lengths) / len(lengths), rel=0.05)
@@ -188,15 +189,15 @@ def test_tiles_and_curves_have_the_numbers_of_the_run(page: Page) -> None:
     assert page.text(".run-head progress + span").startswith("step 8 of 8")
     page.wait(lambda: page.all(chart("reward", ".line")))
     assert page.text(chart("reward", ".value")) == f"{last['critic/score/mean']:.3f}"
-    assert len(page.all(chart("entropy", "circle"))) == STEPS
-    assert sorted(page.texts(chart("accuracy", ".name"))) == ["colours", "sums"]
+    page.wait(lambda: len(page.all(chart("entropy", "circle"))) == STEPS)
+    page.wait(lambda: sorted(page.texts(chart("accuracy", ".name"))) == ["colours", "sums"])
 
 
 def test_the_cursor_shows_the_same_step_on_all_charts(page: Page) -> None:
     page.open("finished")
     hover(page, chart("entropy", ".plot > svg"), 0.5)
     step = int(page.wait(lambda: page.text(chart("entropy", ".cursor-step"))))
-    assert page.text(chart("reward", ".cursor-step")) == str(step)
+    page.wait(lambda: page.text(chart("reward", ".cursor-step")) == str(step))
     assert page.text(chart("entropy", ".value")) == f"{1 / step:.3f}"
     assert page.text(chart("ppo_kl", ".value")) == f"{0.001 * step:.4f}"
 
@@ -210,24 +211,30 @@ def test_dragging_zooms_all_charts_and_the_button_resets(page: Page) -> None:
     ).release().perform()
     page.wait(lambda: page.one("#reset-zoom").is_enabled())
     for name in ("reward", "kl"):
-        labels = [int(text) for text in page.texts(chart(name, ".axes text[text-anchor=middle]"))]
-        assert min(labels) >= 150 and max(labels) <= 600
+        page.wait(lambda name=name: (found := labels(page, name)) and min(found) >= 150 and max(found) <= 600)
     page.one("#reset-zoom").click()
     page.wait(lambda: "1000" in page.texts(chart("kl", ".axes text")))
 
 
+def labels(page: Page, name: str) -> list[int]:
+    """Of the x axis."""
+    return [int(text) for text in page.texts(chart(name, ".axes text[text-anchor=middle]"))]
+
+
 def test_a_thousand_steps_are_drawn_with_a_few_points_a_pixel_and_keep_the_peak(page: Page) -> None:
     page.open("long")
+    page.wait(lambda: page.one(chart("reward", ".line")).get_attribute("d"))
     smooth(page, 0)
-    path = page.wait(lambda: page.one(chart("reward", ".line")).get_attribute("d"))
+    page.wait(lambda: not page.all(chart("reward", ".raw")))
+    path = page.one(chart("reward", ".line")).get_attribute("d")
     points = [tuple(map(float, point.split())) for point in path[1:].split("L")]
     width = page.one(chart("reward", ".plot > svg")).rect["width"]
     assert 300 < len(points) <= 4 * width
     highest = min(y for _, y in points)  # pixels count from the top
     assert sum(y == highest for _, y in points) == 1
-    assert page.texts(chart("reward", ".raw")) == []
+    assert page.all(chart("reward", ".raw")) == []
     smooth(page, 0.9)
-    assert len(page.all(chart("reward", ".raw"))) == 1
+    page.wait(lambda: len(page.all(chart("reward", ".raw"))) == 1)
 
 
 def test_healthy_ranges_are_shaded_and_the_axis_of_the_kl_is_logarithmic(page: Page) -> None:
@@ -238,7 +245,7 @@ def test_healthy_ranges_are_shaded_and_the_axis_of_the_kl_is_logarithmic(page: P
     assert button.get_attribute("aria-pressed") == "true"
     assert "0.01" in page.texts(chart("kl", ".axes text"))
     page.script("arguments[0].click()", button)
-    assert "0.06" in page.texts(chart("kl", ".axes text"))
+    page.wait(lambda: "0.06" in page.texts(chart("kl", ".axes text")))
 
 
 def test_the_filter_finds_metrics_by_their_names(page: Page) -> None:
@@ -313,6 +320,7 @@ def test_runs_are_compared_by_curves_configuration_and_accuracy(page: Page) -> N
     assert rows["algorithm.adv_estimator"] == ["grpo", "rloo"]
     assert rows["algorithm.lam"] == ["0.95", "1"]
     assert "algorithm.gamma" not in rows
+    page.wait(lambda: page.all("table.accuracy tbody tr"))
     accuracy = {row[0]: row[1] for row in page.table("table.accuracy tbody")}
     assert set(accuracy) == {"colours", "sums"}
     box = page.one(f".run-choices input[value='{ids[1]}']")

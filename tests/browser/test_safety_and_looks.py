@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rloom.runs.dumps.reader import Dumps
 from tests import view_runs
 from tests.browser.chromium import Page, serving
 from tests.view_runs import HOSTILE, GrowingRun
+from tests.waiting import wait_until
 
 EVERY_PAGE = (
     "finished",
@@ -68,6 +70,7 @@ def test_the_page_follows_a_run_that_writes(page: Page, folder: Path) -> None:
         run.write_step(3)
         live.wait(lambda: len(live.all("[data-chart=entropy] circle")) == 3)  # by the page's own timer
         assert live.script("return [window.loaded, scrollY]") == [1, 150]
+        wait_until(lambda: 3 in Dumps(folder / "growing").steps("train"))  # a thread writes them
         live.open("growing/step/last")
         assert live.text("main h1") == "Step 3"
         run.write_step(4)
@@ -162,7 +165,7 @@ def test_the_theme_is_that_of_the_system_or_the_one_chosen(page: Page) -> None:
     page.one("#theme").click()  # light, whatever the system says
     assert background(page) == light
     page.browser.refresh()
-    assert page.wait(lambda: page.all("#theme")) and background(page) == light
+    page.wait(lambda: page.all("#theme") and background(page) == light)
     page.one("#theme").click()
     page.prefer("light")
     assert background(page) == dark

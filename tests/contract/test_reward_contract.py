@@ -21,19 +21,19 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def by_rule(folder) -> Reward:
-    return RulePool(num_workers=2, timeout_s=10)
+    return RulePool(num_workers=2, timeout_s=60)
 
 
 def by_custom_function(folder) -> Reward:
     (folder / "custom.py").write_text(CUSTOM)
-    return RulePool(num_workers=2, timeout_s=10, path=str(folder / "custom.py"))
+    return RulePool(num_workers=2, timeout_s=60, path=str(folder / "custom.py"))
 
 
 def by_given_function(folder) -> Reward:
     space: dict[str, Any] = {}
     exec(CUSTOM, space)
     return FunctionReward(
-        space["compute_score"], concurrent_calls=2, timeout_s=10, reward_kwargs={}, whole_groups=False
+        space["compute_score"], concurrent_calls=2, timeout_s=60, reward_kwargs={}, whole_groups=False
     )
 
 
@@ -91,11 +91,16 @@ def test_calls_may_overlap_in_one_event_loop(reward):
 
 
 def test_a_cancelled_call_leaves_the_reward_usable(reward):
-    async def give_up() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(reward.score([(row("42"),)] * 200), timeout=0.001)
+    async def give_up(after_s: float) -> bool:
+        """Whether it was cancelled."""
+        scoring = asyncio.create_task(reward.score([(row("42"),)] * 200))
+        await asyncio.sleep(after_s)
+        scoring.cancel()
+        await asyncio.wait([scoring])
+        return scoring.cancelled()
 
-    asyncio.run(give_up())
+    assert asyncio.run(give_up(0))  # in the next turn of the event loop, when no score can have arrived
+    asyncio.run(give_up(0.001))  # while it is computed; a machine that pauses here may have all scores
     assert score(reward, [row("42")])[0].value == 1.0
 
 

@@ -80,8 +80,8 @@ def family_folder(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def client(model_folder: Callable[[str], Path]) -> Iterator[ServerRollout]:
     server = FakeSglang(model_folder("qwen2")).begin()
-    spec = ServerSpec(server.url, None, TransferSettings(SHARED, CPU.device, 1, 20))
-    settings = ClientSettings(WatchSettings(20, 0.5, 0), request_timeout_s=60, releases_memory=True)
+    spec = ServerSpec(server.url, None, TransferSettings(SHARED, CPU.device, 1, 120))
+    settings = ClientSettings(WatchSettings(120, 0.5, 0), request_timeout_s=120, releases_memory=True)
     rollout = ServerRollout([spec], SglangApi(), settings, lambda weights: weights)
     yield rollout
     rollout.close()

@@ -72,7 +72,12 @@ def children() -> list[int]:
     return [int(line.split()[0]) for line in listed.stdout.splitlines() if any(mark in line for mark in marks)]
 
 
-def test_a_death_is_reported_before_an_error_that_arrived_earlier(started: Backend, tmp_path: Path) -> None:  # noqa: F811
+def test_a_death_is_reported_before_an_error_that_arrived_earlier(
+    started: Backend,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failures, "RAISED_WAIT_S", 60.0)  # ends with the death
     with started(Peer, [()] * 2, tmp_path) as workers:
         group = remote.RemoteGroup(workers, "actor")
         assert group.each("act", [(0, None)] * 2) == ["done"] * 2

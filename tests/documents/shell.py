@@ -74,7 +74,7 @@ def start(command: Command, folder: Path) -> Started:
         "RECORD": str(record),
     }  # fmt: skip
     script = "\n".join(["set -e", *command.before, command.text])
-    subprocess.run(["bash", "-c", script], cwd=where, env=environment, check=True, timeout=60)
+    subprocess.run(["bash", "-c", script], cwd=where, env=environment, check=True, timeout=300)
     words = record.read_bytes().decode().split("\0")
     end = words.index("--")
     variables = dict(word.split("=", 1) for word in words[end + 1 : -1])

@@ -34,7 +34,7 @@ NOT_RUN = {
 }
 TENSORBOARD = "tensorboard --logdir ./runs/"
 FLAGS = next(text for text in STATEMENTS if text.startswith("--"))  # document 000 prints the flags alone
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def is_key(statement: str) -> bool:

@@ -103,7 +103,7 @@ def test_the_command_line_ends_with_one_line_and_code_2(tmp_path: Path, override
         [sys.executable, "-m", "rloom.trainer.main_ppo", *arguments(tmp_path / "run", 1, *RLOO, override)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)

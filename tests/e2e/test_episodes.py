@@ -10,7 +10,7 @@ import pytest
 
 from rloom.cli.checkpoints import evaluate
 from tests.e2e.runs import command, fork, records, same, train, weights
-from tests.waiting import wait_until
+from tests.waiting import is_running, wait_until
 
 ENVIRONMENT = '''
 import os
@@ -172,15 +172,15 @@ def test_a_checkpoint_is_validated_with_its_environment(
 def test_a_second_signal_in_the_middle_of_an_episode_ends_the_run_and_its_processes(tmp_path: Path, file: Path) -> None:
     """The first one lets the step end, which waits for the environment."""
     run = fork(tmp_path / "run", 1, GRPO, LENGTH, f"{KEY}={file}:Slow")
-    wait_until((tmp_path / "pids").exists)
+    wait_until((tmp_path / "pids").exists, 240)
     assert run.pid is not None
     os.kill(run.pid, signal.SIGTERM)
     wait_until(lambda: "Stopping: this step is finished" in (tmp_path / "run.log").read_text())
     os.kill(run.pid, signal.SIGTERM)
-    run.join(120)
+    run.join(240)
     assert run.exitcode == 130, (tmp_path / "run.log").read_text()[-2000:]
     for pid in (tmp_path / "pids").read_text().split():
-        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+        wait_until(lambda pid=pid: not is_running(int(pid)))
 
 
 @pytest.mark.parametrize(

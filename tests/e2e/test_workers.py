@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from rloom.launch.export import export
 from rloom.runtime import failures, remote
 from rloom.runtime.group import NextItems, Stream
-from rloom.runtime.nodes import wait_until
 from tests.e2e.runs import records, run_with_log, same, terminate_all, train
 from tests.ranks import forkserver
+from tests.waiting import is_running, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("time_limit")]
 OWN = ("timing_s/", "perf/")  # what another number of workers may change
@@ -210,7 +210,7 @@ def test_an_error_on_one_worker_is_shown_first_ends_the_others_and_saves_nothing
     assert shown[-1].startswith("A worker failed, so nothing was saved after it. The last good checkpoint is ")
     assert shown[-1].endswith("global_step_1; the same command goes on from it."), "step 2 was not saved"
     assert Faulty.called[-1] == "score", "nothing was asked of the workers after one had failed"
-    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in Faulty.processes), 30, "still there")
+    wait_until(lambda: not any(map(is_running, Faulty.processes)))
 
 
 def test_a_run_does_not_begin_again_more_often_than_it_may(
@@ -246,7 +246,7 @@ def started(tmp_path: Path) -> Iterator[tuple[ForkServerProcess, list[int]]]:
     keys = ("algorithm.adv_estimator=grpo", "trainer.n_gpus_per_node=2")
     process: ForkServerProcess = forkserver().Process(target=run_in_session, args=(run, 500, *keys))
     process.start()
-    wait_until(lambda: (run / "global_step_2").is_dir() or process.exitcode is not None, 200, "no second step")
+    wait_until(lambda: (run / "global_step_2").is_dir() or process.exitcode is not None, 240)
     assert process.exitcode is None, run.with_suffix(".log").read_text()
     assert process.pid is not None
     yield process, below(process.pid)
@@ -261,12 +261,7 @@ def below(parent: int) -> list[int]:
     found, parents = list[int](), [parent]
     while parents := [process for process, above in pairs if above in parents]:
         found += parents
-    return [process for process in found if Path(f"/proc/{process}").exists()]  # without `ps`
-
-
-def is_alive(process: int) -> bool:
-    status = Path(f"/proc/{process}/status")
-    return status.is_file() and "State:\tZ" not in status.read_text()
+    return [process for process in found if is_running(process)]  # without `ps`
 
 
 def test_workers_end_with_a_driver_that_is_killed(started: tuple[ForkServerProcess, list[int]]) -> None:
@@ -274,7 +269,7 @@ def test_workers_end_with_a_driver_that_is_killed(started: tuple[ForkServerProce
     assert len(others) >= 1 + 2 * 2, "the process that workers are forked from, and two with the `tee` of each"
     assert process.pid not in map(os.getsid, others), "Ctrl-C in a terminal is for the driver alone"
     process.kill()
-    wait_until(lambda: not any(map(is_alive, others)), 30, "workers outlive the driver")
+    wait_until(lambda: not any(map(is_running, others)))
 
 
 @pytest.mark.parametrize(
@@ -294,4 +289,4 @@ def test_a_run_that_is_interrupted_saves_the_step_that_its_workers_finish(
     assert process.exitcode == 130, (tmp_path / "run.log").read_text()
     last = len(records(tmp_path / "run"))
     assert last >= 2 and (tmp_path / "run" / f"global_step_{last}").is_dir()
-    wait_until(lambda: not any(map(is_alive, others)), 30, "still there")
+    wait_until(lambda: not any(map(is_running, others)))

@@ -44,7 +44,7 @@ def use(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
     monkeypatch.setattr(hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # restored after the test
-    monkeypatch.setattr(hub, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(hub, "TIMEOUT_S", 60.0)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", url)
     hub.check_model.cache_clear()
 
@@ -69,14 +69,14 @@ def test_the_command_reads_hf_endpoint_and_hf_token(gsm8k: dict[str, dict[str, b
     command = [sys.executable, str(REPOSITORY / "examples/data_preprocess/gsm8k.py"), "--local_save_dir", str(tmp_path)]
     with hub_server(gsm8k) as server:
         environment = os.environ | {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "secret"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert (done.returncode, done.stdout) == (
             0,
             f"{tmp_path / 'train.parquet'}: 1 rows\n{tmp_path / 'test.parquet'}: 1 rows\n",
         ), done.stderr
         assert "Bearer secret" in server.tokens
     closed = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "other")}
-    done = subprocess.run(command, env=closed, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=closed, capture_output=True, text=True, timeout=300)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)  # one message, no retries
     assert f"the hub {closed['HF_ENDPOINT']} cannot be reached" in done.stderr
 
@@ -89,14 +89,16 @@ def test_the_command_reads_hf_endpoint_and_hf_token(gsm8k: dict[str, dict[str, b
         ({"status": 401, "error_code": "RepoNotFound"}, r"has no {name}, or HF_TOKEN .*status 401"),
         ({"status": 404, "error_code": "RepoNotFound"}, r"has no {name}, or HF_TOKEN .*status 404"),
         ({"status": 404, "error_code": "EntryNotFound"}, "has {name}, but not the file http"),
-        ({"delay_s": 2.0}, "did not answer within 1 s"),
+        ({"delay_s": 10.0}, "did not answer within 1 s"),
     ],
 )
 def test_each_fault_of_a_hub_is_named_after_one_request(
-    mirror: HubServer, tmp_path: Path, fault: dict[str, object], message: str
+    mirror: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: dict[str, object], message: str
 ) -> None:
     for name, value in fault.items():
         setattr(mirror, name, value)
+    if mirror.delay_s:
+        monkeypatch.setattr(hub, "TIMEOUT_S", 1.0)
     with pytest.raises(DataError, match=f"the hub {mirror.url} .*{message.format(name='openai/gsm8k')}") as data_error:
         prepare("gsm8k", tmp_path / "out", None)
     with pytest.raises(ModelError, match=message.format(name="owner/model")) as model_error:

@@ -33,7 +33,7 @@ sys.stdout.write(repr(shown))
 def test_a_step_is_a_line_in_the_cell_and_no_widget_is_needed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CELL],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     done.stdout = re.sub(r"\\x1b\[\d*m", "", done.stdout)
     assert done.stderr == "" and done.stdout == repr(["step 1/2 · reward_mean 0.500\n", "Stopped after step 1\n"])

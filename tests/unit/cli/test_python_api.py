@@ -122,7 +122,7 @@ def sample(text: str, **extra: Any) -> Sample:
 def score(function: Callable[..., Any], *groups: tuple[Sample, ...], **settings: Any) -> list[list[Score]]:
     reward = FunctionReward(
         function,
-        **{"concurrent_calls": 1, "timeout_s": 30.0, "reward_kwargs": {}, "whole_groups": False, **settings},
+        **{"concurrent_calls": 1, "timeout_s": 90.0, "reward_kwargs": {}, "whole_groups": False, **settings},
     )
     try:
         return asyncio.run(reward.score(groups))
@@ -144,7 +144,7 @@ def test_by_default_one_call_at_a_time_and_with_more_threads_several() -> None:
     meeting = threading.Barrier(2)
 
     def meet(completions: list[str], **columns: Any) -> list[float]:
-        meeting.wait(timeout=30)
+        meeting.wait(timeout=60)
         return [1.0]
 
     assert [found.value for [found] in score(meet, (sample("a"),), (sample("b"),), concurrent_calls=2)] == [1.0, 1.0]
@@ -173,12 +173,12 @@ def test_a_call_over_the_time_limit_fails_alone_and_its_python_code_ends() -> No
                 ended.set()
         return 1.0
 
-    [[first], [second], [third]] = score(endless, (sample("1"),), (sample("endless"),), (sample("2"),), timeout_s=0.3)
+    [[first], [second], [third]] = score(endless, (sample("1"),), (sample("endless"),), (sample("2"),), timeout_s=2.0)
     assert (first.value, third.value) == (1.0, 1.0)
     assert second.reason == (
-        "timed out after reward_model.timeout_s=0.3 s (data_source='custom', a response of 7 characters)"
+        "timed out after reward_model.timeout_s=2 s (data_source='custom', a response of 7 characters)"
     )
-    assert ended.wait(30)
+    assert ended.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -159,14 +159,14 @@ def test_every_run_has_another_folder_also_with_an_apostrophe() -> None:
 def test_a_signal_to_the_sweep_ends_its_run(
     number: signal.Signals, usual: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = f"import os, signal, time; os.kill(os.getppid(), {int(number)}); time.sleep(60)"
+    program = f"import os, signal, time; os.kill(os.getppid(), {int(number)}); time.sleep(600)"
     monkeypatch.setattr(sweep, "child_command", lambda *arguments: [sys.executable, "-c", program])
     begun, before = time.monotonic(), signal.signal(signal.SIGINT, usual)
     try:
         assert train_once(SweptRun({}, {}, tmp_path)) == 130
     finally:
         signal.signal(signal.SIGINT, before)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 300
 
 
 def test_a_signal_of_a_scheduler_and_the_one_of_the_sweep_are_one_interrupt() -> None:

@@ -32,7 +32,7 @@ def script(words: CompletionWords, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def completed(script: Path, line: str, folder: Path | None = None) -> list[str]:
     done = subprocess.run(
-        ["bash", "-u", "-c", DRIVER, "bash", script, line], cwd=folder, capture_output=True, text=True, timeout=60
+        ["bash", "-u", "-c", DRIVER, "bash", script, line], cwd=folder, capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
@@ -89,7 +89,7 @@ def test_other_shells_read_their_script(words: CompletionWords, tmp_path: Path, 
         pytest.skip(f"{shell} is not installed")
     file = tmp_path / f"rloom.{shell}"
     file.write_text(SCRIPTS[shell](words))
-    assert subprocess.run([shell, check, file], timeout=60).returncode == 0
+    assert subprocess.run([shell, check, file], timeout=240).returncode == 0
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

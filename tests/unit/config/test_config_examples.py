@@ -73,7 +73,7 @@ def command_of(script: str, folder: Path, *own: str, has_packages: bool = True) 
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=240,
     )
     return done.stdout.splitlines()
 
@@ -163,7 +163,7 @@ def test_scripts_run_from_their_own_folder(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=240,
     )
     assert done.stdout.splitlines() == absolute
 

@@ -75,7 +75,7 @@ def run(folder: Path, code: str, *commands: str) -> subprocess.CompletedProcess[
         env=kept | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -25,7 +25,7 @@ def targets(folder: Path, *arguments: str, **variables: str) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     made, started = done.stdout.splitlines()
     assert started == "started kit"

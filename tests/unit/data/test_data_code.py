@@ -124,7 +124,7 @@ def test_a_ground_truth_that_the_rule_cannot_parse_is_a_fault(tmp_path: Path) ->
 def test_the_published_files_become_data_without_faults(name: str, train: int, test: int, tmp_path: Path) -> None:
     script = REPOSITORY / "examples" / "data_preprocess" / f"{name}.py"
     command = [sys.executable, str(script), "--local_save_dir", str(tmp_path), "--source", str(SHARED_DATA / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for split, count in (("train", train), ("test", test)):
         report = check_file(tmp_path / f"{split}.parquet", CheckSettings())

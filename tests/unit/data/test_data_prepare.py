@@ -149,7 +149,7 @@ def test_arithmetic_is_generated(tmp_path: Path) -> None:
 def test_the_example_scripts_run_beside_a_module_named_math(tmp_path: Path, gsm8k_source: Path) -> None:
     example = REPOSITORY / "examples" / "data_preprocess" / "gsm8k.py"
     command = [sys.executable, str(example), "--local_dir", str(tmp_path / "out"), "--source", str(gsm8k_source)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     train, test = tmp_path / "out" / "train.parquet", tmp_path / "out" / "test.parquet"
     assert done.stdout == f"{train}: 1 rows\n{test}: 1 rows\n"
@@ -285,9 +285,9 @@ def test_the_notes_scripts_run_from_any_folder(tmp_path: Path, gsm8k_source: Pat
         ("02_数据准备/data_quality_check.py", "最短 71，中位数 71，最长 71，共 1 条"),
     ):
         command = [sys.executable, str(notes / name), str(train)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
         assert done.returncode == 0, done.stderr
         assert shown in done.stdout
     command = [sys.executable, str(notes / "02_数据准备/data_quality_check.py"), str(tmp_path / "none.parquet")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert (done.returncode, "no such file" in done.stdout) == (1, True), done.stderr

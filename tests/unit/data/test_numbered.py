@@ -155,7 +155,7 @@ def test_commands_that_start_at_the_same_moment_do_not_share_a_directory(tmp_pat
     for process in processes:
         process.start()
     _, found, done = all_run
-    directories = sorted(found.get(timeout=60) for _ in processes)
+    directories = sorted(found.get(timeout=240) for _ in processes)
     done.set()
     for process in processes:
         process.join()

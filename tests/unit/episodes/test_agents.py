@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import json
-import os
 import shlex
 import sys
 import textwrap
@@ -18,7 +17,7 @@ from rloom.errors import ConfigError, RloomError
 from rloom.launch.episodes import EnvironmentReward
 from rloom.types import Sample, SampledEpisode, Score
 from tests.unit.episodes.agent_runs import LIMITS, agent_driver, kept, run, setup_of, texts_of, trained
-from tests.waiting import wait_until
+from tests.waiting import is_running, wait_until
 
 # a program that the policy wrote
 THIEF = """
@@ -421,15 +420,6 @@ def test_processes_that_an_agent_leaves_behind_are_ended(faulty, tmp_path):
     assert record.reward == 1.0
     pid = int(file.read_text())
     wait_until(lambda: not is_running(pid))
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(

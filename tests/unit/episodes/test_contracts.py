@@ -134,7 +134,7 @@ FUNCTION_TOOLS = '''
 
 
 def test_functions_that_a_file_marks_are_tools(tmp_path):
-    limits = EpisodeLimits(400, call_s=5, result_characters=100, parallel_calls=3)
+    limits = EpisodeLimits(400, call_s=20, result_characters=100, parallel_calls=3)
     path = written(tmp_path, "functions.py", FUNCTION_TOOLS)
     with episodes(EnvironmentSetup(None, {}, limits, function_tool_path=path)) as (open_one, names):
         assert names == ["add", "look_up", "picture", "nothing", "hang"]
@@ -164,7 +164,7 @@ def test_each_call_of_a_turn_has_its_own_limit_and_coroutines_run_together(tmp_p
 
 
 def test_an_error_of_a_tool_fails_the_episode_if_the_key_says_so(tmp_path):
-    limits = EpisodeLimits(400, call_s=5, tool_error="fail")
+    limits = EpisodeLimits(400, call_s=20, tool_error="fail")
     path = written(tmp_path, "functions.py", FUNCTION_TOOLS)
     with episodes(EnvironmentSetup(None, {}, limits, function_tool_path=path)) as (open_one, _):
         episode = open_one()

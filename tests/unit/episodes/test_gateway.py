@@ -61,7 +61,7 @@ def client(request):
 
 @pytest.fixture
 def chat():
-    with httpx.Client(timeout=20) as http:
+    with httpx.Client(timeout=60) as http:
         yield lambda url, **body: http.post(
             f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "q"}], **body}
         )
@@ -274,7 +274,7 @@ def test_requests_after_the_end_say_why(chat):
         assert run.end().ending is Ending.TURNS
         for url in (run.url, run.gateway.url):
             header = {"authorization": f"Bearer {run.session.key}"}
-            refused = httpx.post(f"{url}/v1/chat/completions", json={"messages": QUESTION}, headers=header)
+            refused = httpx.post(f"{url}/v1/chat/completions", json={"messages": QUESTION}, headers=header, timeout=60)
             assert refused.status_code == 410 and "has ended (turn limit)" in refused.json()["error"]["message"]
         with (
             openai.OpenAI(base_url=f"{run.url}/v1", api_key="-") as client,
@@ -282,18 +282,18 @@ def test_requests_after_the_end_say_why(chat):
         ):
             client.responses.create(model="m", input="q")
         assert error.value.status_code == 410 and error.value.code == "episode_ended"
-        assert httpx.post(f"{run.url}/rl/set_reward", json={"reward": 1}).status_code == 410
+        assert httpx.post(f"{run.url}/rl/set_reward", json={"reward": 1}, timeout=60).status_code == 410
 
 
 def test_rewards_of_the_episode_and_of_answers_add_up(chat):
     with serving(["a", "b"]) as run:
         ids = [chat(run.url, messages=[{"role": "user", "content": text}]).json()["id"] for text in ("x", "y")]
         header = {"authorization": f"Bearer {run.session.reward_key}"}
-        give = lambda **body: httpx.post(f"{run.url}/rl/set_reward", json=body, headers=header)  # noqa: E731
+        give = lambda **body: httpx.post(f"{run.url}/rl/set_reward", json=body, headers=header, timeout=60)  # noqa: E731
         assert run.session.run.reward is None
         for key in (None, run.session.key, run.session.id, f"{run.session.reward_key}x"):
             wrong = {} if key is None else {"authorization": f"Bearer {key}"}
-            refused = httpx.post(f"{run.url}/rl/set_reward", json={"reward": 100}, headers=wrong)
+            refused = httpx.post(f"{run.url}/rl/set_reward", json={"reward": 100}, headers=wrong, timeout=60)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "no_reward_key")
         assert give(reward=0.5).json() == {"reward": 0.5, "id": None}
         assert give(reward=1, id=ids[0]).status_code == 200
@@ -301,7 +301,7 @@ def test_rewards_of_the_episode_and_of_answers_add_up(chat):
         assert give(reward=2, id=ids[0]).status_code == 200
         for wrong in (None, "1", True, [], 1e999, -(10**400)):
             body = json.dumps({"reward": wrong})
-            refused = httpx.post(f"{run.gateway.url}/v1/rl/set_reward", content=body, headers=header)
+            refused = httpx.post(f"{run.gateway.url}/v1/rl/set_reward", content=body, headers=header, timeout=60)
             assert refused.status_code == 400 and refused.json()["error"]["param"] == "reward"
         assert give(reward=1, id="other").status_code == 404
         assert give(reward=1, id=f"{run.session.id}-1").status_code == 404 and len({*ids}) == 2
@@ -455,11 +455,11 @@ def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(path):
     with serving([]) as run:
         for body, field in REFUSED[path]:
             default = {} if path == "responses" else {"messages": QUESTION[1:]}
-            refused = httpx.post(f"{run.url}/v1/{path}", json={**default, **body})
+            refused = httpx.post(f"{run.url}/v1/{path}", json={**default, **body}, timeout=60)
             assert refused.status_code == 400, body
             assert field in refused.json()["error"]["message"], body
             assert refused.headers["x-should-retry"] == "false"
-        missing = httpx.post(f"{run.url}/v1/responses", json={"input": "q", "previous_response_id": "none"})
+        missing = httpx.post(f"{run.url}/v1/responses", json={"input": "q", "previous_response_id": "none"}, timeout=60)
         assert missing.status_code == 404
         assert run.end().turns == 0
 
@@ -532,7 +532,7 @@ def test_an_episode_that_ends_while_an_answer_is_generated_refuses_it_and_stays_
         asked = run.runner.loop.start(ask(run.url))
         wait_until(lambda: run.session._requests)
         run.runner.loop.loop.call_soon_threadsafe(run.driver.over.set)
-        refused = asked.result(20)
+        refused = asked.result(60)
         assert refused.status_code == 410 and refused.json()["error"]["code"] == "episode_ended"
         run.released.set()
         record = run.end()
@@ -544,7 +544,7 @@ def test_the_gateway_serves_the_episodes_of_the_next_step():
     with serving(["a"]) as run:
         run.end()
         run.runner.loop.cancel_all()
-        assert httpx.get(f"{run.url}/v1/models").status_code == 410
+        assert httpx.get(f"{run.url}/v1/models", timeout=60).status_code == 410
 
         async def start_again():
             gateway = Gateway()

@@ -1,7 +1,7 @@
 """Tools of real MCP servers: a program, and one at a URL."""
 
 import json
-import socket
+import re
 import subprocess
 import sys
 
@@ -11,10 +11,11 @@ import yaml
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.errors import ConfigError
-from tests.unit.episodes.test_contracts import LIMITS, call, episodes, written
+from tests.unit.episodes.test_contracts import call, episodes, written
 from tests.waiting import wait_until
 
 pytest.importorskip("mcp")
+LIMITS = EpisodeLimits(400, turns=8, call_s=60, result_characters=100, parallel_calls=3)  # each starts a program
 SERVER = '''
     import sys
     from mcp.server.mcpserver import MCPServer
@@ -83,19 +84,18 @@ def test_a_call_that_waits_ends_at_its_limit_and_the_server_lives_on(tmp_path):
         assert episode.results(call("add", number=1)) == ["2"]
 
 
-def is_open(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def port_in(log):
+    """The one that the server has chosen, once it answers there."""
+    found = re.search(r"running on http://127\.0\.0\.1:(\d+)", log)
+    return found and int(found[1])
 
 
 def test_the_tools_of_a_url_are_called_and_one_that_it_lacks_is_refused(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    file = written(tmp_path, "server.py", SERVER)
-    with subprocess.Popen([sys.executable, file, str(port)], stderr=subprocess.DEVNULL) as server:
+    file, log = written(tmp_path, "server.py", SERVER), tmp_path / "log"
+    with log.open("w") as errors, subprocess.Popen([sys.executable, file, "0"], stderr=errors) as server:
         try:
-            wait_until(lambda: is_open(port))
+            wait_until(lambda: port_in(log.read_text()), 240)
+            port = port_in(log.read_text())
             path = config_of(tmp_path, {"numbers": {"url": f"http://127.0.0.1:{port}/mcp"}}, ["add"])
             with episodes(EnvironmentSetup(None, {}, LIMITS, tool_config_path=path)) as (open_one, names):
                 assert names == ["add"]

@@ -70,16 +70,21 @@ def test_64_episodes_with_random_faults_while_their_server_is_killed_twice(
     faults = [draw.choice(quick) if draw.random() < 0.4 else None for _ in range(64)]
     scripts = [["wait", "7" if fault is None else fault, "wait", "done"] for fault in faults]
 
+    def begun():
+        return len(list(tmp_path.iterdir()))  # episodes
+
     def kill_twice():
-        for count in (8, 24):
-            while len(list(tmp_path.iterdir())) < count:  # episodes that have begun
-                time.sleep(0.05)
-            os.kill(servers[-1].process.pid, signal.SIGKILL)
+        wait_until(lambda: begun() >= 8, 240)
+        os.kill(servers[0].process.pid, signal.SIGKILL)
+        wait_until(lambda: len(servers) == 2, 240)
+        most = max(24, begun() + 8)  # the second server has begun some of them
+        wait_until(lambda: begun() >= most, 240)
+        os.kill(servers[1].process.pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_twice, daemon=True)
     killer.start()
     records, _, _ = run(environment_file, scripts, limits=LIMITS, rows=rows_in(tmp_path, 64), most=12)
-    killer.join(60)
+    killer.join(240)
     assert not killer.is_alive() and len(servers) == 3
     for fault, record in zip(faults, records, strict=True):
         expected = FAULTS.get(fault or "", (Ending.DONE, None))[0]
@@ -320,7 +325,6 @@ def test_a_server_that_reads_nothing_is_killed_when_a_process_is_to_be_killed(en
 
 
 def test_a_server_that_is_late_keeps_its_episodes_and_is_counted(environment_file, monkeypatch, caplog):  # noqa: F811
-    monkeypatch.setattr(pools, "FORK_LIMIT_S", 0.5)
     pool = EnvironmentPool(EnvironmentSetup(f"{environment_file}:Game", {}, LIMITS), most=2)
     pool.load()
     server = pool.server
@@ -328,9 +332,11 @@ def test_a_server_that_is_late_keeps_its_episodes_and_is_counted(environment_fil
     async def forked_twice():
         first = await pool.process()
         os.kill(server.process.pid, signal.SIGSTOP)
-        going_on = threading.Timer(2.0, os.kill, (server.process.pid, signal.SIGCONT))
-        going_on.start()
-        second = await pool.process()
+        monkeypatch.setattr(pools, "FORK_LIMIT_S", 0.5)
+        forking = asyncio.create_task(pool.process())
+        await turns_until(lambda: "are forked from did not answer in 0.5 s" in caplog.text)
+        os.kill(server.process.pid, signal.SIGCONT)
+        second = await forking
         os.kill(first.pid, 0)  # it runs
         return [first, second]
 
@@ -339,9 +345,15 @@ def test_a_server_that_is_late_keeps_its_episodes_and_is_counted(environment_fil
     finally:
         pool.close()
     assert (pool.late_forks, pool.restarts, pool.server) == (1, 0, server)
-    assert "are forked from did not answer in 0.5 s" in caplog.text
     for process in with_late:
         process.close()
+
+
+async def turns_until(condition):
+    """Of the event loop."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
 
 
 def test_a_server_whose_loading_was_not_waited_for_forks_once_it_is_loaded(tmp_path):
@@ -352,7 +364,8 @@ def test_a_server_whose_loading_was_not_waited_for_forks_once_it_is_loaded(tmp_p
         begun = pathlib.Path(__file__).with_name("begun")
         if begun.exists():
             begun.with_name("again").touch()
-            time.sleep(2)
+            while not begun.with_name("waited for").exists():
+                time.sleep(0.02)
         begun.touch()
 
         def add(a: int, b: int) -> int:
@@ -374,11 +387,13 @@ def test_a_server_whose_loading_was_not_waited_for_forks_once_it_is_loaded(tmp_p
 
     async def cancelled_and_again():
         waiting = asyncio.create_task(pool.process())
-        while not (tmp_path / "again").exists():
-            await asyncio.sleep(0.05)
+        await turns_until((tmp_path / "again").exists)
         waiting.cancel()
         await asyncio.wait([waiting])
-        return await pool.process()
+        again = asyncio.create_task(pool.process())
+        await turns_until(lambda: pool.restarts == 2)
+        (tmp_path / "waited for").touch()
+        return await again
 
     try:
         process = asyncio.run(cancelled_and_again())

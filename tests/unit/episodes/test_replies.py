@@ -116,4 +116,4 @@ def test_a_large_value_is_shown_in_a_few_characters_and_at_once():
     large = [["x" * 100] * 100] * 100_000
     start_s = time.monotonic()
     assert len(shown(large)) <= 100
-    assert time.monotonic() - start_s < 5  # all of it has 1 GB
+    assert time.monotonic() - start_s < 20  # all of it has 1 GB

@@ -73,7 +73,7 @@ def environment_file(tmp_path_factory):
 
 def run(environment_file, scripts, *, name="chatml", limits=None, rows=None, most=8, turns=8):
     """Episodes whose answers are those of `scripts`; the records in their order, and the sampled tokens of each."""
-    limits = limits or EpisodeLimits(400_000, turns=turns, call_s=5.0, result_characters=20)
+    limits = limits or EpisodeLimits(400_000, turns=turns, call_s=60.0, result_characters=20)
     pool = EnvironmentPool(EnvironmentSetup(f"{environment_file}:Game", {}, limits), most=most)
     assert pool.load() == ()
     stop = encode(TEMPLATES[name][1], name)
@@ -184,24 +184,24 @@ def with_tokens(batch):
 
 def test_limits_end_an_episode_with_their_reason(environment_file):
     many = ["7"] * 9
-    [by_turns], _, _ = run(environment_file, [many], limits=EpisodeLimits(400, turns=3, call_s=5.0))
+    [by_turns], _, _ = run(environment_file, [many], limits=EpisodeLimits(400, turns=3, call_s=60.0))
     assert (by_turns.ending, by_turns.turns, by_turns.reward) == (Ending.TURNS, 3, 0.75)
-    [by_tokens], _, [prompt] = run(environment_file, [many], limits=EpisodeLimits(40, call_s=5.0))
+    [by_tokens], _, [prompt] = run(environment_file, [many], limits=EpisodeLimits(40, call_s=60.0))
     assert by_tokens.ending is Ending.TOKENS
     [trajectory] = episode_trajectories(by_tokens, prompt, 0, Score(1.0))
     assert len(trajectory.tokens_L) - trajectory.turns[0].start <= 40 + 20  # what the environment added last
     assert not trajectory.finished
     [by_turn_tokens], _, _ = run(
-        environment_file, [["guess" * 20]], limits=EpisodeLimits(400, call_s=5.0, turn_tokens=5)
+        environment_file, [["guess" * 20]], limits=EpisodeLimits(400, call_s=60.0, turn_tokens=5)
     )
     assert (by_turn_tokens.ending, by_turn_tokens.turns) == (Ending.TURN_TOKENS, 1)
 
 
 def test_replies_of_the_environment_and_tokens_of_all_branches_have_limits(environment_file):
-    [by_replies], _, _ = run(environment_file, [["7"] * 9], limits=EpisodeLimits(400, user_turns=2, call_s=5.0))
+    [by_replies], _, _ = run(environment_file, [["7"] * 9], limits=EpisodeLimits(400, user_turns=2, call_s=60.0))
     assert (by_replies.ending, by_replies.turns) == (Ending.USER_TURNS, 3)  # the last reply is answered
     script = [f"<think>{'a' * 10}</think>7"] * 9
-    limits = EpisodeLimits(400, call_s=5.0, episode_tokens=150)
+    limits = EpisodeLimits(400, call_s=60.0, episode_tokens=150)
     [record], _, _ = run(environment_file, [script], name="drops reasoning", limits=limits)
     assert record.ending is Ending.EPISODE_TOKENS and record.rewritten >= 1
     sizes = [len(node.tokens_L) for node in record.episode.nodes]

@@ -28,7 +28,7 @@ def assistant(text, **fields):
 
 @pytest.fixture
 def http():
-    with httpx.Client(timeout=20) as http:
+    with httpx.Client(timeout=60) as http:
         yield http
 
 

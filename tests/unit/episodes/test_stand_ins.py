@@ -16,7 +16,7 @@ def run(tmp_path, code, **packages):
             file.write_text(text)
     start = "import sys; sys.path.append(sys.argv[1]); from rloom.episodes.stand_ins import install_stand_ins as s; s()"
     command = [sys.executable, "-c", f"{start}\n{textwrap.dedent(code)}", str(tmp_path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_names_are_found_where_the_package_is_missing(tmp_path):

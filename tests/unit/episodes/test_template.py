@@ -163,7 +163,7 @@ def test_a_long_conversation_is_rendered_and_located_in_milliseconds():
     template.add(past, [user("next")], "<|im_end|>")  # the tokenizer and the template are warm
     start_s = time.perf_counter()
     assert template.add(past, [user("next")], "<|im_end|>") is not None
-    assert time.perf_counter() - start_s < 1.0  # about 3 ms on a free core
+    assert time.perf_counter() - start_s < 10.0  # about 3 ms on a free core
 
 
 TEXT = st.text(alphabet="ab7 \n<>/think|é日🙂", max_size=12)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_an_engine_whose_episodes_all_wait_for_tools_is_not_polled(monkeypatch: 
     stream = rollout.generate_stream()
     next(stream)
     stream.send([ask(1, 4)])
-    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=time.monotonic, sleep=slept.append))
     for _ in range(3):
         assert stream.send([]) == []
     assert rollout.polls == 1 and slept == [base.TURN_REPORT_S] * 3

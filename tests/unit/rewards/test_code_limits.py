@@ -107,7 +107,8 @@ def test_a_schedulers_sigterm_ends_neither_the_sandbox_nor_a_program() -> None:
     launcher = sandbox._launcher._process.pid
     signals = threading.Timer(0.5, lambda: [os.kill(pid, signal.SIGTERM) for pid in (launcher, *descendants(launcher))])
     signals.start()
-    outcome = sandbox.run(SandboxJob(("import time; time.sleep(1.5); print(1)",), module_name="__main__"))
+    outcome = sandbox.run(SandboxJob(("import time; time.sleep(4); print(1)",), module_name="__main__"))
+    signals.join()
     sandbox.close()
     assert (outcome.run.stdout, outcome.error) == ("1\n", None)
 

@@ -17,8 +17,9 @@ from rloom.rewards.judge.judge import JudgeReward
 from rloom.rewards.judge.settings import Secret, redact
 from rloom.rewards.score_queue import BackgroundScorer
 from rloom.types import Sample, Score
-from tests.judge_server import KEY, Body, faults_in_turn, serving
+from tests.judge_server import KEY, Body, JudgeServer, faults_in_turn, serving
 from tests.judging import ENVIRONMENT, TYPES, judge_for, scores_of, values_of, worth
+from tests.waiting import wait_until
 
 
 def test_a_second_run_sends_nothing(tmp_path: Path) -> None:
@@ -97,7 +98,15 @@ def test_malformed_answers_cost_money_too(tmp_path: Path) -> None:
 
 
 def test_no_more_calls_at_once_than_allowed() -> None:
-    with serving(latency_s=0.02) as server:
+    together = asyncio.Barrier(5)
+
+    class Waits(JudgeServer):
+        async def answer(self, *given: Any) -> bool:
+            async with asyncio.timeout(60):
+                await together.wait()  # never ends with fewer calls
+            return await super().answer(*given)
+
+    with serving(Waits) as server:
         values_of(judge_for(server, concurrency=5), [tuple(worth(1, prompt=f"Question {n}") for n in range(40))])
         assert server.most_at_once == 5
 
@@ -266,12 +275,12 @@ def test_it_works_and_closes_in_the_background(type: str, tmp_path: Path) -> Non
     with serving() as server:
         scorer = BackgroundScorer(judge_for(server, type, cache_dir=str(tmp_path)))
         futures = [scorer.submit([(worth(score),)]) for score in range(1, 11)]
-        assert [future.result(30)[0][0].value for future in futures] == [pytest.approx(n / 9) for n in range(10)]
+        assert [future.result(60)[0][0].value for future in futures] == [pytest.approx(n / 9) for n in range(10)]
         scorer.close()
     del scorer, futures
     gc.collect()  # an unclosed client is a warning, which is an error
-    names = {thread.name.split("_")[0] for thread in threading.enumerate()}
-    assert not names & {"reward-loop", "judge-cache"}
+    ended = {"reward-loop", "judge-cache"}
+    wait_until(lambda: not ended & {thread.name.split("_")[0] for thread in threading.enumerate()})
 
 
 @pytest.mark.parametrize("type", TYPES)
@@ -279,10 +288,7 @@ def test_it_closes_while_calls_hang(type: str) -> None:
     with serving(plan=lambda number: "hang") as server:
         scorer = BackgroundScorer(judge_for(server, type, concurrency=4))
         futures = [scorer.submit([(worth(score),)]) for score in range(1, 11)]
-        for _ in range(3000):  # of 10 ms
-            if len(server.received) >= 4:
-                break
-            asyncio.run(asyncio.sleep(0.01))
+        wait_until(lambda: len(server.received) >= 4)
         assert len(server.received) == 4
         scorer.close()
     assert all(future.cancelled() for future in futures)

@@ -20,6 +20,7 @@ from rloom.rewards.composite import check_failures
 from rloom.rewards.pool import RulePool
 from rloom.rewards.score_queue import BackgroundScorer, LeastLoaded
 from rloom.types import Prompt, Sample, SampleGroup, Score
+from tests.waiting import wait_until
 
 
 class LengthReward:
@@ -55,7 +56,7 @@ def test_samples_are_scored_while_the_main_thread_goes_on():
     futures = [scorer.submit(sample("x" * length)) for length in (3, 1, 2)]
     assert not any(future.done() for future in futures)
     gate.set()
-    assert [future.result(timeout=5) for future in futures] == [[[Score(3)]], [[Score(1)]], [[Score(2)]]]
+    assert [future.result(timeout=60) for future in futures] == [[[Score(3)]], [[Score(1)]], [[Score(2)]]]
     scorer.close()
 
 
@@ -77,17 +78,17 @@ def test_an_error_inside_the_reward_reaches_whoever_asks_for_the_score():
 
     scorer = BackgroundScorer(Broken())
     with pytest.raises(KeyError, match="a bug"):
-        scorer.submit(sample("x")).result(timeout=5)
+        scorer.submit(sample("x")).result(timeout=60)
     scorer.close()
 
 
 def test_a_pool_behind_it_scores_and_closes_without_a_trace():
-    threads_before = threading.active_count()
-    scorer = BackgroundScorer(RulePool(num_workers=2, timeout_s=5))
+    before = set(threading.enumerate())
+    scorer = BackgroundScorer(RulePool(num_workers=2, timeout_s=60))
     futures = [scorer.submit([(Sample("math_reasoning", "p", f"答案：{i}", "7"),)]) for i in range(20)]
-    assert [future.result(timeout=20)[0][0].value for future in futures] == [float(i == 7) for i in range(20)]
+    assert [future.result(timeout=60)[0][0].value for future in futures] == [float(i == 7) for i in range(20)]
     scorer.close()
-    assert threading.active_count() == threads_before
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_closing_does_not_wait_for_a_hanging_function(tmp_path):
@@ -117,7 +118,7 @@ class Blocking:
     unit = ScoringUnit.ANSWER
 
     async def score(self, groups):
-        until_s = time.monotonic() + 15
+        until_s = time.monotonic() + 60
         while not pathlib.Path(__file__ + ".gate").exists() and time.monotonic() < until_s:
             time.sleep(0.01)
         return [[Score(float(time.monotonic() < until_s))] for group in groups]
@@ -148,9 +149,9 @@ def test_a_users_kind_that_blocks_its_event_loop_delays_no_other_reward(tmp_path
     answer = [(Sample("math_reasoning", "p", "答案：7", "7"),)]
     with open_queues(config, []) as queues:
         own = queues["own_score"].submit(answer)
-        [[by_rule]] = queues["rule_score"].submit(answer).result(timeout=30)
+        [[by_rule]] = queues["rule_score"].submit(answer).result(timeout=90)
         (tmp_path / "blocking_kind.py.gate").touch()
-        assert by_rule.value == 1 and own.result(timeout=30) == [[Score(1)]]
+        assert by_rule.value == 1 and own.result(timeout=90) == [[Score(1)]]
 
 
 class Manual:

@@ -19,6 +19,7 @@ from rloom.rewards.base import Setup, encode, pickled
 from rloom.rewards.pool import RulePool
 from rloom.rewards.worker_process import WorkerProcess
 from rloom.types import Sample, Score
+from tests.waiting import is_running, wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -71,7 +72,7 @@ def functions(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def custom(functions):
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60, path=functions)) as pool:
         yield pool
 
 
@@ -84,24 +85,12 @@ def score_all(pool: RulePool, samples: Sequence[Sample]) -> list[Score]:
     return [one for [one] in asyncio.run(pool.score([(sample,) for sample in samples]))]
 
 
-def is_running(pid: int) -> bool:
-    """Of a process that need not be our child; one that only waits to be reaped counts as gone."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
-    return bool(state) and not state.startswith("Z")
-
-
-def wait_until_gone(pid: int, limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not is_running(pid)
+def wait_until_gone(*processes: int) -> None:
+    wait_until(lambda: not any(map(is_running, processes)))
 
 
 def read_pids(file: Path) -> list[int]:
-    deadline = time.monotonic() + 20
-    while not (file.exists() and len(file.read_text().split()) == 2):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: file.exists() and len(file.read_text().split()) == 2)
     return [int(pid) for pid in file.read_text().split()]
 
 
@@ -148,19 +137,20 @@ def test_anything_else_is_a_failure_in_one_line(custom, expression, reason):
 
 
 def test_a_dict_gives_parts_and_a_prediction_and_the_kwargs_arrive(functions):
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions, reward_kwargs={"bonus": 0.5})) as pool:
+    pool = RulePool(num_workers=1, timeout_s=60, path=functions, reward_kwargs={"bonus": 0.5})
+    with contextlib.closing(pool):
         assert score(pool, "kwargs", truth=["a", {"b": (1, 2)}], numbers=(1, 2, 3)) == [
             Score(0.5, parts={"sum": 6.0}, prediction="a")
         ]
 
 
 def test_an_async_function_is_awaited_and_files_beside_it_import(functions):
-    with contextlib.closing(RulePool(num_workers=2, timeout_s=5, path=functions, name="patient")) as pool:
+    with contextlib.closing(RulePool(num_workers=2, timeout_s=60, path=functions, name="patient")) as pool:
         assert score(pool, "good", "bad", "good") == [Score(42), Score(0.25), Score(42)]
 
 
 def test_what_a_function_prints_goes_to_stderr_and_does_not_disturb_the_scores(functions, capsys):
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60, path=functions)) as pool:
         assert score(pool, "print", "0.5", "print") == [Score(1), Score(0.5), Score(1)]
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -173,39 +163,39 @@ def test_a_function_that_reads_stdin_finds_it_empty(custom):
 
 
 def test_a_hanging_call_fails_alone_and_its_worker_is_replaced(functions):
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=0.5, path=functions)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=3, path=functions)) as pool:
         scores = score(pool, "1", "hang", "0.25", "0.5")
     assert [scores[0], scores[2], scores[3]] == [Score(1), Score(0.25), Score(0.5)]
     assert scores[1].reason == (
-        "timed out after reward_model.timeout_s=0.5 s (data_source='own', a response of 4 characters); "
+        "timed out after reward_model.timeout_s=3 s (data_source='own', a response of 4 characters); "
         "its worker was replaced"
     )
 
 
 def test_a_kill_takes_the_processes_that_the_function_started(functions, tmp_path):
     pid_file = tmp_path / "pids"
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=0.5, path=functions)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=3, path=functions)) as pool:
         [failed] = score(pool, "hang with a child", pid_file=str(pid_file))
     assert failed.reason is not None and failed.reason.startswith("timed out")
     worker, child = map(int, pid_file.read_text().split())
-    assert wait_until_gone(worker, 2) and wait_until_gone(child, 2)
+    wait_until_gone(worker, child)
 
 
 def test_closing_during_the_replacement_of_a_worker_fails_its_sample(functions, tmp_path, monkeypatch):
     """The replacement waits for the end of stderr, which a process outside the worker's group keeps open."""
     monkeypatch.setattr("rloom.rewards.worker_process.EXIT_GRACE_S", 50.0)
     pid_file, found = tmp_path / "pids", []
-    pool = RulePool(num_workers=1, timeout_s=0.5, path=functions)
+    pool = RulePool(num_workers=1, timeout_s=3, path=functions)
     row = {"pid_file": str(pid_file), "own_session": True}
     scoring = threading.Thread(target=lambda: found.extend(score(pool, "hang with a child", **row)), daemon=True)
     scoring.start()
     worker, child = read_pids(pid_file)
-    assert wait_until_gone(worker, 20)
+    wait_until_gone(worker)
     time.sleep(1)  # its replacement has begun to wait
     ending = threading.Thread(target=pool.close, daemon=True)
     ending.start()
-    ending.join(20)
-    scoring.join(20)
+    ending.join(30)
+    scoring.join(30)
     os.kill(child, signal.SIGKILL)
     assert not ending.is_alive()
     assert [one.reason for one in found] == ["the reward was closed before this sample was scored"]
@@ -224,14 +214,14 @@ def test_a_close_that_is_cancelled_kills_the_worker_and_its_children(functions, 
         await asyncio.sleep(0.05)
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
-        assert all(wait_until_gone(pid, 10) for pid in pids)
+        wait_until_gone(*pids)
         assert await process.close() == -signal.SIGKILL
 
     asyncio.run(cancel_close())
 
 
 def test_a_worker_that_dies_fails_its_sample_with_exit_code_and_last_words(functions):
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60, path=functions)) as pool:
         scores = score(pool, "die", "0.5", "__import__('os').kill(__import__('os').getpid(), 9)", "1")
     assert scores[0].reason == "the reward worker ended with exit code 7; its last lines: last words"
     assert scores[2].reason == "the reward worker was killed by SIGKILL"
@@ -263,7 +253,7 @@ def test_the_rules_score_by_data_source_with_the_options_they_read():
         Sample("acme/poems", "p", "roses", "red"),
         Sample("openai/gsm8k", "p", "18", "eighteen"),
     ]
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=10, reward_kwargs={"method": "flexible"})) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60, reward_kwargs={"method": "flexible"})) as pool:
         scores = score_all(pool, samples)
     assert scores[0] == Score(1, parts={"acc": 1.0}, prediction="18")
     assert scores[1] == Score(1, parts={"acc": 1.0}, prediction=r"\frac{2}{4}")
@@ -276,9 +266,9 @@ def test_the_rules_score_by_data_source_with_the_options_they_read():
 
 
 def test_the_import_of_a_slow_library_does_not_count_as_time_of_the_sample(tmp_path, monkeypatch):
-    (tmp_path / "math_verify.py").write_text("import time\ntime.sleep(1.5)\n")
+    (tmp_path / "math_verify.py").write_text("import time\ntime.sleep(4)\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=1)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=3)) as pool:
         assert score(pool, r"\boxed{42}", r"\boxed{2}", data_source="math") == [
             Score(1, parts={"acc": 1.0}, prediction="42"),
             Score(0, parts={"acc": 0.0}, prediction="2"),
@@ -288,7 +278,7 @@ def test_the_import_of_a_slow_library_does_not_count_as_time_of_the_sample(tmp_p
 def test_a_rule_whose_library_is_missing_fails_its_samples_and_says_so(tmp_path, monkeypatch):
     (tmp_path / "math_verify.py").write_text("raise ImportError('it is not installed')\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60)) as pool:
         [failed] = score(pool, r"\boxed{1}", data_source="math")
     assert failed.reason is not None
     assert failed.reason.startswith("the rule for math cannot be used: ImportError: it is not installed")
@@ -298,16 +288,16 @@ def test_workers_leave_the_cores_to_generation(functions, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     priority, threads = "os.getpriority(os.PRIO_PROCESS, 0)", "int(os.environ['OMP_NUM_THREADS'])"
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60, path=functions)) as pool:
         assert [one.value for one in score(pool, priority, threads)] == [min(own + 5, 19), 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=functions)) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60, path=functions)) as pool:
         assert [one.value for one in score(pool, threads)] == [3]
 
 
 def test_640_samples_keep_their_order():
     samples = [Sample("math_reasoning", "p", f"15 + 27，所以答案是 {i}。", str(i)) for i in range(640)]
-    with contextlib.closing(RulePool(num_workers=2, timeout_s=10)) as pool:
+    with contextlib.closing(RulePool(num_workers=2, timeout_s=60)) as pool:
         scores = score_all(pool, samples)
     assert [one.prediction for one in scores] == [str(i) for i in range(640)]
 
@@ -315,21 +305,21 @@ def test_640_samples_keep_their_order():
 def test_workers_stay_from_one_batch_to_the_next(functions):
     """To start one takes longer than a thousand samples."""
     samples = [Sample("s", "p", "os.getpid()", "")] * 64
-    with contextlib.closing(RulePool(num_workers=2, timeout_s=10, path=functions)) as pool:
+    with contextlib.closing(RulePool(num_workers=2, timeout_s=60, path=functions)) as pool:
         processes = [one.value for _ in range(3) for one in score_all(pool, samples)]
     assert len(processes) == 3 * 64 and 1 <= len(set(processes)) <= 2
 
 
 def check_error(path: str, name: str = "compute_score", **reward_kwargs) -> str:
-    pool = RulePool(num_workers=1, timeout_s=5, path=path, name=name, reward_kwargs=reward_kwargs)
+    pool = RulePool(num_workers=1, timeout_s=60, path=path, name=name, reward_kwargs=reward_kwargs)
     with contextlib.closing(pool), pytest.raises(RewardError) as caught:
         pool.check()
     return str(caught.value)
 
 
 def test_a_good_file_passes_the_check_and_the_rules_need_none(functions):
-    RulePool(num_workers=1, timeout_s=5, path=functions).check()
-    RulePool(num_workers=1, timeout_s=5).check()
+    RulePool(num_workers=1, timeout_s=60, path=functions).check()
+    RulePool(num_workers=1, timeout_s=60).check()
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -376,14 +366,14 @@ def test_a_function_that_cannot_take_the_arguments_is_refused(functions):
 
 
 def test_a_file_that_breaks_after_the_check_fails_samples_and_not_the_pool(tmp_path):
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=str(tmp_path / "gone.py"))) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60, path=str(tmp_path / "gone.py"))) as pool:
         [failed] = score(pool, "1")
     assert failed.reason is not None and "there is no file" in failed.reason
 
 
 def test_a_pool_without_workers_is_refused():
     with pytest.raises(RewardError, match="num_workers=0"):
-        RulePool(num_workers=0, timeout_s=5)
+        RulePool(num_workers=0, timeout_s=60)
 
 
 PARENT = """
@@ -393,7 +383,7 @@ from rloom.rewards.pool import RulePool
 from rloom.types import Sample
 
 path, response = sys.argv[1:]
-pool = RulePool(num_workers=1, timeout_s=0.5 if response == "forever" else 30, path=path)
+pool = RulePool(num_workers=1, timeout_s=3 if response == "forever" else 60, path=path)
 sample = Sample("s", "p", response)
 if response == "idle":
     asyncio.run(pool.score([(sample,)]))
@@ -427,10 +417,7 @@ def start_parent(folder: Path, response: str) -> tuple[subprocess.Popen[str], in
         start_new_session=True,
     )
     pid_file = folder / "orphans.py.pid"
-    deadline = time.monotonic() + 20
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert time.monotonic() < deadline and parent.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: pid_file.exists() and pid_file.read_text(), 240)
     if response == "idle":
         assert parent.stdout is not None and parent.stdout.readline() == "scored\n"
     return parent, int(pid_file.read_text())
@@ -441,15 +428,15 @@ def test_workers_end_by_themselves_when_their_parent_is_killed(tmp_path, respons
     parent, worker = start_parent(tmp_path, response)
     parent.kill()
     parent.communicate()
-    assert wait_until_gone(worker, 10)
+    wait_until_gone(worker)
 
 
 def test_ctrl_c_ends_the_parent_without_a_word_from_the_workers(tmp_path):
     parent, worker = start_parent(tmp_path, "idle")
     os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-    _, stderr = parent.communicate(timeout=20)
+    _, stderr = parent.communicate(timeout=60)
     assert stderr.count("Traceback") == 1 and "reward" not in stderr and "KeyboardInterrupt" in stderr
-    assert wait_until_gone(worker, 5)
+    wait_until_gone(worker)
 
 
 GROUP_FUNCTION = """
@@ -466,7 +453,7 @@ def compute_score(data_sources, solution_strs, ground_truths, extra_infos, bonus
 def test_with_whole_groups_a_function_gets_lists_and_compares_the_answers_to_a_prompt(tmp_path):
     file = tmp_path / "group_rewards.py"
     file.write_text(GROUP_FUNCTION)
-    pool = RulePool(num_workers=1, timeout_s=5, path=str(file), reward_kwargs={"bonus": 0.5}, whole_groups=True)
+    pool = RulePool(num_workers=1, timeout_s=60, path=str(file), reward_kwargs={"bonus": 0.5}, whole_groups=True)
     with contextlib.closing(pool):
         pool.check()
         groups = [
@@ -479,7 +466,7 @@ def test_with_whole_groups_a_function_gets_lists_and_compares_the_answers_to_a_p
 
 
 def test_a_function_for_single_answers_is_refused_for_groups(functions):
-    pool = RulePool(num_workers=1, timeout_s=5, path=functions, whole_groups=True)
+    pool = RulePool(num_workers=1, timeout_s=60, path=functions, whole_groups=True)
     expected = "data_sources, solution_strs, ground_truths, extra_infos"
     with contextlib.closing(pool), pytest.raises(RewardError, match=expected):
         pool.check()
@@ -494,5 +481,5 @@ def test_a_schedulers_sigterm_does_not_end_a_worker(tmp_path):
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return 1.0\n"
     )
-    with contextlib.closing(RulePool(num_workers=1, timeout_s=5, path=str(file))) as pool:
+    with contextlib.closing(RulePool(num_workers=1, timeout_s=60, path=str(file))) as pool:
         assert [found.value for found in score(pool, "1")] == [1.0]

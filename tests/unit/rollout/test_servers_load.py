@@ -26,12 +26,12 @@ from tests.ranks import forkserver
 
 @contextmanager
 def client(urls: list[str], **settings: Any) -> Iterator[ServerRollout]:
-    transfer = TransferSettings(SHARED, torch.device("cpu"), 1, timeout_s=10)
-    settings = {"request_timeout_s": 30.0, "releases_memory": False} | settings
+    transfer = TransferSettings(SHARED, torch.device("cpu"), 1, timeout_s=60)
+    settings = {"request_timeout_s": 240.0, "releases_memory": False} | settings
     rollout = ServerRollout(
         [ServerSpec(url, None, transfer) for url in urls],
         TrtllmApi(),
-        ClientSettings(WatchSettings(5.0, 10.0, 0), **settings),
+        ClientSettings(WatchSettings(60.0, 10.0, 0), **settings),
         lambda weights: weights,
     )
     try:
@@ -122,6 +122,14 @@ def test_a_server_has_a_bounded_number_of_requests_over_as_many_connections(serv
 
 
 def test_a_prompt_with_more_answers_than_a_server_takes_goes_to_several(servers: list[FakeTrtllm]) -> None:
+    requests = threading.Barrier(4)  # two at each server: one that is slower gets no fewer of them
+    for server in servers:
+
+        def together(*arguments: Any, own: Callable[..., Any] = server.engine.generate) -> Any:
+            requests.wait(timeout=60)
+            return own(*arguments)
+
+        server.engine.generate = together  # type: ignore[method-assign]
     with client([server.url for server in servers], max_requests=2) as rollout:
         assert answers(rollout, 1, answers_per_prompt=40) == [(111, 7)] * 40
     assert all(server.calls["generate"] >= 4 for server in servers)
@@ -159,12 +167,12 @@ def test_the_time_limit_of_a_request_begins_when_it_is_sent(servers: list[FakeTr
     generate = servers[0].engine.generate
 
     def slow(*arguments: Any) -> Any:
-        time.sleep(0.1)
+        time.sleep(0.3)
         return generate(*arguments)
 
     servers[0].engine.generate = slow  # type: ignore[method-assign]
-    with client([servers[0].url], max_requests=1, request_timeout_s=0.6) as rollout:
-        assert answers(rollout, 9) == [(111, 7)] * 9  # 0.9 s in all
+    with client([servers[0].url], max_requests=1, request_timeout_s=2.0) as rollout:
+        assert answers(rollout, 9) == [(111, 7)] * 9  # 2.7 s in all
 
 
 def test_servers_sleep_and_wake_at_the_same_time(servers: list[FakeTrtllm], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +182,7 @@ def test_servers_sleep_and_wake_at_the_same_time(servers: list[FakeTrtllm], monk
         own = getattr(FakeTrtllm, name)
 
         def together(server: FakeTrtllm, tags: list[str], own: Callable[..., None] = own) -> None:
-            both.wait(timeout=10)
+            both.wait(timeout=60)
             own(server, tags)
 
         monkeypatch.setattr(FakeTrtllm, name, together)

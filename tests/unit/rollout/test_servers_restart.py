@@ -20,11 +20,12 @@ from rloom.rollout.base import Request, Sampling
 from rloom.rollout.servers import client as client_module
 from rloom.rollout.servers import watch
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
+from rloom.rollout.servers.queues import Server
 from rloom.rollout.servers.sglang import SglangApi
 from rloom.rollout.servers.trtllm import TrtllmApi
 from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.watch import WatchSettings
-from rloom.rollout.servers.wire import COLLECTIVE, SHARED, ServerApi, TransferSettings
+from rloom.rollout.servers.wire import COLLECTIVE, SHARED, Call, ServerApi, TransferSettings
 from tests.fake_servers import FakeServer, FakeSglang, FakeTrtllm, FakeVllm
 from tests.streams import listening
 
@@ -39,15 +40,15 @@ def weights(number: int = TRAINERS) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def client(
-    kind: str, urls: list[str], *, resends: bool = True, request_timeout_s: float = 20.0, **watched: Any
+    kind: str, urls: list[str], *, resends: bool = True, request_timeout_s: float = 60.0, **watched: Any
 ) -> Iterator[ServerRollout]:
     """Without health checks, unless asked for: they are not what finds a restart."""
     settings = ClientSettings(
-        WatchSettings(**({"start_timeout_s": 5.0, "health_interval_s": NEVER_S, "max_restarts": 2} | watched)),
+        WatchSettings(**({"start_timeout_s": 60.0, "health_interval_s": NEVER_S, "max_restarts": 2} | watched)),
         request_timeout_s,
         releases_memory=False,
     )
-    transfer = TransferSettings(COLLECTIVE if kind == "vllm" else SHARED, torch.device("cpu"), 1, timeout_s=10)
+    transfer = TransferSettings(COLLECTIVE if kind == "vllm" else SHARED, torch.device("cpu"), 1, timeout_s=60)
     wires: dict[str, ServerApi] = {"vllm": VllmApi(0.5), "trtllm": TrtllmApi(), "sglang": SglangApi()}
     rollout = ServerRollout(
         [ServerSpec(url, None, transfer) for url in urls],
@@ -150,27 +151,34 @@ def test_a_restart_in_the_middle_of_requests_repeats_those_without_an_answer(kin
         assert sorted(row for row, _ in found) == [0, 1, 2, 3, 4] and second.calls["generate"] == 3
 
 
-def test_an_answer_counts_only_if_the_process_is_the_same_afterwards(start: Start) -> None:
+def test_an_answer_counts_only_if_the_process_is_the_same_afterwards(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process ends after its answer and before the reading: the answer may be of either process."""
-    first = start("vllm")
+    monkeypatch.setattr(watch, "IDLE_S", NEVER_S)  # nothing is read before the request
+    first, again = start("vllm"), threading.Event()
     with client("vllm", [first.url], health_interval_s=0.05) as rollout:
         rollout.load_weights(weights(), version=7)
         generate = first.engine.generate
         first.engine.weight = 333  # what the first process answers is told from what is used
 
-        def last_answer(*arguments: Any) -> Any:
-            threading.Thread(target=end_and_start_again).start()
-            return generate(*arguments)
+        asked: list[int] = []
+        first.engine.generate = lambda *given: asked.append(1) or generate(*given)  # type: ignore[method-assign]
+        send, reading = rollout.watched.send, rollout.wire.identity_route
+
+        async def send_after_restart(server: Server, call: Call) -> bytes:
+            assert reading is not None
+            if call == reading.call and asked and not again.is_set():
+                await asyncio.to_thread(end_and_start_again)
+            return await send(server, call)
 
         def end_and_start_again() -> None:
-            time.sleep(0.05)
+            again.set()
             first.kill()
             start("vllm", at=first)
 
-        first.engine.generate = last_answer  # type: ignore[method-assign]
-        # the reading waits until the end
-        rollout.watched.servers[0].confirmed_s = time.monotonic() + 0.3
-        assert answers(rollout) == [(111, 7)]
+        monkeypatch.setattr(rollout.watched, "send", send_after_restart)
+        assert answers(rollout) == [(111, 7)] and again.is_set()
 
 
 @KINDS

@@ -14,6 +14,7 @@ from rloom.runs.trackers import make_trackers
 from rloom.runs.trackers.base import FileTracker, Start, Tracker
 from rloom.runs.trackers.tensorboard import TensorboardTracker, folder_of
 from rloom.runs.trackers.wandb import WandbTracker, logged_in
+from tests.waiting import wait_until
 
 
 def lines(run_dir: Path) -> list[Any]:
@@ -187,11 +188,8 @@ def test_without_a_login_wandb_records_offline_and_says_so_once(
     assert len(said) == 1
     assert "not logged in, recording offline" in said[0]
     (record,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
-    until = time.monotonic() + 30  # wandb's own process writes it, and on a busy machine ends after us
-    while b"val-core/s/acc/mean@1" not in (content := record.read_bytes()) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert b"critic/score/mean" in content
-    assert b"val-core/s/acc/mean@1" in content
+    # wandb's own process writes it, and on a busy machine ends after us
+    wait_until(lambda: all(name in record.read_bytes() for name in (b"critic/score/mean", b"val-core/s/acc/mean@1")))
     (table,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/table/val/generations_*.table.json")
     assert json.loads(table.read_text())["data"] == [["four", 1.0], ["five", None]]
     assert capfd.readouterr() == ("", "")

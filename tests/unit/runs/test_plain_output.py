@@ -39,12 +39,12 @@ def on_a_terminal(*command: str, **variables: str) -> str:
             break
         written += part
     os.close(parent)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=240) == 0
     return written.decode()
 
 
 def in_a_pipe(*command: str, **variables: str) -> str:
-    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0
     return done.stdout + done.stderr
 

