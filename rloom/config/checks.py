@@ -30,7 +30,7 @@ from rloom.config.keys import value_at
 from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
 from rloom.config.sections import RolloutSection
-from rloom.episodes.kinds import episode_faults
+from rloom.episodes.kinds import chosen_kinds, episode_faults
 from rloom.errors import ConfigError
 from rloom.plugins import referenced
 from rloom.rewards.kinds import always
@@ -119,6 +119,7 @@ def all_faults(config: Config, needs: Needs) -> list[str]:
         *validation_faults(config),
         *dapo_faults(config),
         *correction_faults(config),
+        *ahead_faults(config),
         *reward_faults(config),
         *reward_model_faults(config),
         *remote_faults(config.reward_model.remote),
@@ -396,6 +397,20 @@ def correction_faults(config: Config) -> Iterator[str]:
         )
     if lower is not None and upper is not None and lower > upper:
         yield f"{key}.rollout_rs_threshold_lower={lower} is above {key}.rollout_rs_threshold={upper}; swap them"
+
+
+def ahead_faults(config: Config) -> Iterator[str]:
+    """What needs all answers of a step at once, or the engine's own tokens of one version of the weights."""
+    if not config.generates_ahead:
+        return
+    key = f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
+    kind = next(iter(chosen_kinds(config).values()), None)
+    if kind is not None:
+        yield f"{key}: {', '.join(kind.set_keys(config))}: episodes of several turns end in their step; use sync"
+    if config.algorithm.filter_groups.enable:
+        yield f"{key}: algorithm.filter_groups.enable=True takes whole batches of answers; leave one of the two out"
+    if config.replays_routing:
+        yield f"{key}: router replay has the experts of one version of the weights; leave one of the two out"
 
 
 def reward_model_faults(config: Config) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +50,7 @@ from rloom.runs.metrics import ModelWork
 from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
+from rloom.training.ahead import AheadSampler, AheadSettings
 from rloom.training.checkpoint import read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.learning_rate import LearningRateSchedule
@@ -142,10 +143,13 @@ def open_parts(
         open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
         open_episodes(config, tokenizer, inputs.episodes, {TRAIN: prompts, HELD_OUT: held_out}) as episodes,
         open_groups(config, layout, logs) as groups,
+        ExitStack() as stack,
     ):
         at_once = scores_during_generation(config, layout)
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward, episodes)
+        chosen = settings(config, total, groups)
+        ahead = stack.enter_context(ahead_sampler(config, sampler, stream, chosen)) if config.generates_ahead else None
         roles = Roles(
             policy=policy_learner(config, groups.policy, groups.workers.work.get("actor"), total),
             sampler=sampler,
@@ -154,6 +158,7 @@ def open_parts(
             else critic_learner(config, groups.critic, groups.workers.work.get("critic"), total),
             reference=reference_scorer(config, groups.policy, groups.reference),
             evaluator=evaluator(config, sampler, groups.stop_ids, held_out) if held_out else None,
+            ahead=ahead,
             workers=groups.workers.all_workers,
         )
         yield PolicyParts(
@@ -162,7 +167,7 @@ def open_parts(
             [roles.policy] if roles.critic is None else [roles.policy, roles.critic],
             groups.files,
             identity,
-            settings(config, total, groups),
+            chosen,
             roles,
             stream,
             kl_control(config),
@@ -212,6 +217,17 @@ def answer_sampler(
         return tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
 
     return Sampler(rollout, weight_sync, reward, decode, config.data.seed, episodes)
+
+
+def ahead_sampler(config: Config, sampler: Sampler, stream: PromptStream, chosen: Settings) -> AheadSampler:
+    section = config.trainer.v1
+    ahead = AheadSettings(
+        groups_per_step=config.data.train_batch_size,
+        batches_ahead=section.colocate_async.num_warmup_batches,
+        max_staleness=config.max_staleness,
+        drop=section.sampler.max_off_policy_strategy == "drop",
+    )
+    return AheadSampler(sampler, stream, ahead, chosen.sampling, chosen.answers_per_prompt, chosen.total_steps)
 
 
 def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:
@@ -282,6 +298,8 @@ def old_logprobs(config: Config) -> OldLogprobs | None:
 
 def correction(config: Config) -> CorrectionSettings | None:
     section = config.algorithm.rollout_correction
+    if not section.enabled and config.max_staleness and not section.bypass_mode:
+        return CorrectionSettings(rollout_is="token")  # of the current policy over the versions that sampled
     return CorrectionSettings(**section.model_dump(exclude={"bypass_mode"})) if section.enabled else None
 
 

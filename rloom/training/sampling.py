@@ -55,13 +55,16 @@ class Sampler:
         first_row = first_group * answers_per_prompt
         if self.episodes is not None:
             return self.run_episodes(self.episodes, rows, answers_per_prompt, first_row, sampling, seed_scope, progress)
-        requests = [
-            Request(prompt.tokens, sampling, draw_seed(self.seed, seed_scope, first_row + row))
-            for row, (_, prompt) in enumerate(rows)
+        groups = [
+            [
+                Request(prompt.tokens, sampling, draw_seed(self.seed, seed_scope, first_row + row))
+                for row in range(group * answers_per_prompt, (group + 1) * answers_per_prompt)
+            ]
+            for group, prompt in enumerate(prompts)
         ]
         progress(0, len(rows))
         self.rollout.call("wake")
-        dispatcher = Dispatcher(requests, answers_per_prompt, self.rollout.shares, self.max_unfinished)
+        dispatcher = Dispatcher(groups, self.rollout.shares, self.max_unfinished)
         with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:
             with closing(self.rollout.stream("generate_stream", dispatcher.next_requests)) as stream:
                 for share, finished in stream:

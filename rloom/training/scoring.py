@@ -2,7 +2,7 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -132,9 +132,16 @@ class PartScoring:
             for group in complete:
                 self.submit([self.incomplete.pop(group)])
 
-    def finish(self) -> None:
-        """All answers have arrived."""
-        self.submit([self.incomplete[group] for group in sorted(self.incomplete)])
+    def is_scored(self, row: int, group: int) -> bool:
+        """Whether the answer waits for nothing: a batch is scored when it is taken."""
+        if self.part.queue.unit is ScoringUnit.BATCH:
+            return any(answer.row == row for answer in self.incomplete[group])
+        place = self.places.get(row)
+        return place is not None and place.scores.done()
+
+    def submit_batch(self, groups: Sequence[int]) -> None:
+        """All answers of these groups have arrived. Those that are scored together are submitted now."""
+        self.submit([self.incomplete.pop(group) for group in groups if group in self.incomplete])
 
     def submit(self, groups: Sequence[list[Decoded]]) -> None:
         if not groups:
@@ -164,17 +171,24 @@ class Scoring:
         self._thread = threading.Thread(target=self._run, name="decode-answers", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cancelled = error is not None  # generation failed: submit nothing more, since a judge's calls cost money
-        self._arriving.put(None)
-        self._thread.join()
+        self.stop(cancel=error is not None)
         if error is None:
             self.check()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, *, cancel: bool) -> None:
+        """`cancel`: submit nothing more, since a judge's calls cost money. Else all that has arrived is submitted."""
+        self._cancelled = cancel
+        self._arriving.put(None)
+        self._thread.join()
 
     def check(self) -> None:
         """Raise what decoding or the reward has raised by now: generation may go on for a long time."""
@@ -187,15 +201,31 @@ class Scoring:
         self.generated[row] = found
         self._arriving.put(found)
 
-    def pending(self) -> PendingTrajectories:
-        """After the context is closed: all answers in the order of their rows."""
+    def is_scored(self, row: int) -> bool:
+        """Whether the answer was decoded, and no score of it is being computed."""
+        return row in self.texts and all(part.is_scored(row, self.generated[row].group) for part in self.parts)
+
+    def take(self, rows: Sequence[int]) -> PendingTrajectories:
+        """These answers, which were decoded, in the order of their rows. They are not kept any longer."""
+        groups = sorted({self.generated[row].group for row in rows})
+        for part in self.parts:
+            part.submit_batch(groups)
+        found = [(self.generated.pop(row), self.texts.pop(row), row) for row in sorted(rows)]
         answers = [
-            PendingAnswer(
-                found.prompt, found.group, found.answer, self.texts[row], [part.places[row] for part in self.parts]
-            )
-            for row, found in sorted(self.generated.items())
+            PendingAnswer(one.prompt, one.group, one.answer, text, [part.places.pop(row) for part in self.parts])
+            for one, text, row in found
         ]
         return PendingTrajectories(answers, self.reward)
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Answers that will not be trained."""
+        for row in rows:
+            for known in (self.generated, self.texts, *(part.places for part in self.parts)):
+                known.pop(row, None)
+
+    def pending(self) -> PendingTrajectories:
+        """After the context is closed: all answers."""
+        return self.take([*self.generated])
 
     def _run(self) -> None:
         try:
@@ -203,9 +233,6 @@ class Scoring:
                 decoded = self._decoded(arrived)
                 for part in self.parts:
                     part.add(decoded)
-            for part in self.parts:
-                if not self._cancelled:
-                    part.finish()
         except BaseException as error:  # raised on the loop's thread
             self._error = error
 

@@ -121,7 +121,7 @@ def test_the_workers_of_a_share_get_the_same_requests_in_the_same_order(make: Ma
 def test_a_stream_that_is_closed_early_leaves_no_request_behind(make: Make, tmp_path: Path) -> None:
     never = tmp_path / "never"
     group, every = make([(0, 4), (1, 4, never)])
-    dispatcher = Dispatcher([ask([5], seed) for seed in range(40)], 1, 2, max_unfinished=4)
+    dispatcher = Dispatcher([[ask([5], seed)] for seed in range(40)], 2, max_unfinished=4)
     with closing(group.stream("generate_stream", dispatcher.next_requests)) as stream:
         for _ in range(2):
             next(stream)
