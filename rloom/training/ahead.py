@@ -156,7 +156,7 @@ class AheadSampler:
         self.groups: dict[int, QueuedGroup] = {}  # in the order of their numbers
         self.ready: set[int] = set()  # of them, those that are complete and scored
         self.admitted = self.dropped = self.dropped_now = 0  # groups; the last, in this step
-        self.scoring = Scoring(sampler.reward, sampler.decode, answers_per_prompt)
+        self.scoring = Scoring(sampler.reward, sampler.decode, answers_per_prompt, by_group=True)
 
     def __enter__(self) -> Self:
         self.scoring.start()
@@ -289,7 +289,7 @@ class AheadSampler:
 def whole(answer: QueuedAnswer) -> Completion:
     """A complete answer with the versions of the weights that sampled its tokens."""
     assert answer.so_far is not None
-    return replace(answer.so_far, runs=answer.runs)
+    return answer.so_far
 
 
 def staleness_metrics(groups: Sequence[QueuedGroup], step: int) -> dict[str, float]:

@@ -63,10 +63,10 @@ class QueueReader:
         if not file.exists():
             return None
         try:
-            table = pq.read_table(file, schema=SCHEMA)
-            counts = {name: int(table.schema.metadata[name.encode()]) for name in ("admitted", "dropped")}
+            table = pq.read_table(file)
+            counts = {name: int((table.schema.metadata or {})[name.encode()]) for name in ("admitted", "dropped")}
             groups: dict[int, list[dict[str, Any]]] = {}
-            for row in table.to_pylist():
+            for row in table.cast(SCHEMA).to_pylist():
                 groups.setdefault(row["group"], []).append(row)
             return Queue(tuple(self.group(number, rows) for number, rows in sorted(groups.items())), **counts)
         except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -117,13 +118,16 @@ class PartScoring:
     part: MixedPart
     answers_per_prompt: int
     on_scores: "Callable[[Future[list[list[Score]]]], object]"
+    by_group: bool = False  # the scores of a group do not wait for those of others
     places: dict[int, ScoreIndex] = field(default_factory=dict)  # by row
     incomplete: dict[int, list[Decoded]] = field(default_factory=lambda: defaultdict(list))  # by group
 
     def add(self, arrived: Sequence[Decoded]) -> None:
         unit = self.part.queue.unit
         if unit is ScoringUnit.ANSWER:
-            self.submit([[answer] for answer in arrived])
+            of_group = (lambda answer: answer.group) if self.by_group else (lambda answer: 0)
+            for _, members in groupby(sorted(arrived, key=of_group), key=of_group):
+                self.submit([[answer] for answer in members])
             return
         for answer in arrived:
             self.incomplete[answer.group].append(answer)
@@ -160,9 +164,11 @@ class Scoring:
     While it decodes some answers, further ones arrive; these are decoded together next.
     """
 
-    def __init__(self, reward: CompositeReward, decode: Decode, answers_per_prompt: int) -> None:
+    def __init__(
+        self, reward: CompositeReward, decode: Decode, answers_per_prompt: int, *, by_group: bool = False
+    ) -> None:
         self.reward, self.decode = reward, decode
-        self.parts = [PartScoring(part, answers_per_prompt, self._note_error) for part in reward.parts]
+        self.parts = [PartScoring(part, answers_per_prompt, self._note_error, by_group) for part in reward.parts]
         self.generated: dict[int, Generated] = {}
         self.texts: dict[int, str] = {}  # by row
         self._arriving: SimpleQueue[Generated | None] = SimpleQueue()
