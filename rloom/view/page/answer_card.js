@@ -102,7 +102,7 @@ function badges(answer, showsVersion) {
   return el("div", { class: "badges" },
     answer.episode ? episodeBadges(answer) : el("span", { class: answer.finished ? "tag" : "tag warn" }, answer.finished ? t("answer.finished") : t("answer.cut_off")),
     showsVersion && !versions ? el("span", { class: "tag" }, t("answers.weights"), " ", versionText(answer.version)) : null,
-    versions ? el("span", { class: "tag versions" }, versions) : null,
+    versions ? el("span", { class: "tag" }, versions) : null,
     answer.turns?.length > 1 && !answer.episode ? el("span", { class: "tag" }, t("answer.turns", { n: answer.turns.length })) : null,
     given ? el("span", { class: "tag prediction" }, t("answer.prediction"), " ", el("code", {}, String(answer.prediction))) : null);
 }
