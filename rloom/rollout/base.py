@@ -53,6 +53,11 @@ class Request:
     begun: Begun | None = None  # the answer goes on behind these tokens, with the weights of now
 
     @property
+    def context(self) -> tuple[int, ...]:
+        """The tokens before the first one that is to be sampled."""
+        return self.tokens if self.begun is None else (*self.tokens, *self.begun.tokens)
+
+    @property
     def without_begun(self) -> "Request":
         """For an engine that generates whole answers only: the begun tokens are the end of the prompt, and the limit is
         what is left of it. Its generator starts anew, so the seed is another one: draws are not repeated."""
@@ -61,12 +66,8 @@ class Request:
         left = self.sampling.max_new_tokens - len(self.begun.tokens)
         assert left > 0  # an answer that has reached its limit is reported as finished, not as interrupted
         digest = hashlib.blake2b(f"{self.seed}/{len(self.begun.tokens)}".encode(), digest_size=8).digest()
-        return Request(
-            (*self.tokens, *self.begun.tokens),
-            replace(self.sampling, max_new_tokens=left),
-            int.from_bytes(digest) >> 1,  # torch takes 63 bits
-            self.conversation,
-        )
+        seed = int.from_bytes(digest) >> 1  # torch takes 63 bits
+        return Request(self.context, replace(self.sampling, max_new_tokens=left), seed, self.conversation)
 
 
 @dataclass(frozen=True)
