@@ -52,7 +52,7 @@ class QueuedAnswer:
     """An answer that has not begun, was begun, or is complete."""
 
     so_far: Completion | None = None  # None: not begun
-    runs: tuple[tuple[int, int], ...] = ()  # (first token, version of the weights that sampled it and those after it)
+    runs: tuple[tuple[int, int], ...] = ()  # (tokens, version of the weights that sampled them), in order
 
     @property
     def complete(self) -> bool:
@@ -67,10 +67,8 @@ class QueuedAnswer:
 
     def continued(self, completion: Completion) -> "QueuedAnswer":
         """With what was generated since."""
-        known = 0 if self.so_far is None else len(self.so_far.tokens_L)
-        if len(completion.tokens_L) == known or (self.runs and self.runs[-1][1] == completion.version):
-            return replace(self, so_far=completion)
-        return QueuedAnswer(completion, (*self.runs, (known, completion.version)))
+        new = len(completion.tokens_L) - sum(tokens for tokens, _ in self.runs)
+        return QueuedAnswer(completion, (*self.runs, (new, completion.version)) if new else self.runs)
 
 
 @dataclass(frozen=True)
@@ -289,7 +287,7 @@ class AheadSampler:
 def whole(answer: QueuedAnswer) -> Completion:
     """A complete answer with the versions of the weights that sampled its tokens."""
     assert answer.so_far is not None
-    return answer.so_far
+    return replace(answer.so_far, runs=answer.runs)
 
 
 def staleness_metrics(groups: Sequence[QueuedGroup], step: int) -> dict[str, float]:

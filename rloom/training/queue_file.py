@@ -21,7 +21,7 @@ SCHEMA = pa.schema(
         "prompt": pa.int64(),  # its row in the data
         "tokens": pa.list_(pa.int32()),
         "logprobs": pa.list_(pa.float32()),
-        "run_starts": pa.list_(pa.int32()),  # first tokens of the runs that one version of the weights sampled
+        "run_tokens": pa.list_(pa.int32()),  # of the runs that one version of the weights sampled, in order
         "run_versions": pa.list_(pa.int64()),
         "complete": pa.bool_(),
         "stopped": pa.bool_(),  # by a stop token
@@ -43,7 +43,7 @@ def answer_row(group: QueuedGroup, answer: QueuedAnswer) -> dict[str, Any]:
         "prompt": group.prompt.index,
         "tokens": [] if so_far is None else so_far.tokens_L.tolist(),
         "logprobs": [] if so_far is None else so_far.logprobs_L.tolist(),
-        "run_starts": [start for start, _ in answer.runs],
+        "run_tokens": [tokens for tokens, _ in answer.runs],
         "run_versions": [version for _, version in answer.runs],
         "complete": answer.complete,
         "stopped": so_far is not None and so_far.finished,
@@ -83,10 +83,12 @@ class QueueReader:
 
 def queued_answer(row: Mapping[str, Any]) -> QueuedAnswer:
     tokens, logprobs = row["tokens"], row["logprobs"]
-    runs = tuple(zip(row["run_starts"], row["run_versions"], strict=True))
-    starts = [start for start, _ in runs]
-    if len(tokens) != len(logprobs) or starts != sorted({0, *starts} if tokens else set()):
-        raise ValueError(f"{len(tokens)} tokens, {len(logprobs)} log-probs, versions from tokens {starts}")
+    runs = tuple(zip(row["run_tokens"], row["run_versions"], strict=True))
+    counts, versions = row["run_tokens"], row["run_versions"]
+    if not len(tokens) == len(logprobs) == sum(counts) or min(counts, default=1) < 1 or versions != sorted(versions):
+        raise ValueError(
+            f"{len(tokens)} tokens, {len(logprobs)} log-probs, {counts} tokens of the versions {versions}"
+        )
     if not tokens:
         return QueuedAnswer()
     so_far = Completion(

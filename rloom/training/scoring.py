@@ -64,7 +64,7 @@ class PendingAnswer:
             group=self.group,
             tokens_L=torch.cat([torch.tensor(prompt.tokens), completion.tokens_L]),
             logprobs_L=torch.cat([torch.zeros(before), completion.logprobs_L]),
-            turns=(Turn(before, before + after, completion.version),),
+            turns=(Turn.of_runs(before, completion.runs or ((after, completion.version),)),),
             finished=completion.finished,
             score=score,
             experts_LMK=completion.experts_LMK,

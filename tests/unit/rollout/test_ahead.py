@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloom.batch import Trajectory
+from rloom.batch import Trajectory, Turn
 from rloom.data.stream import PromptStream
 from rloom.errors import CheckpointError
 from rloom.rewards.base import ScoringUnit
@@ -167,6 +167,7 @@ def test_a_long_answer_goes_on_in_the_next_step_with_its_tokens_and_their_log_pr
         assert [trajectory.group for trajectory in found] == [0, 0, 1, 1]
         assert found[0].tokens_L.tolist() == [10, 0, 1, 2, 3, 4]
         assert found[0].logprobs_L.tolist() == [0.0, 0.0, 0.0, -1.0, -1.0, -2.0]
+        assert found[0].turns == (Turn(1, 6, 2, earlier=((3, 0), (5, 1))),)
         names = ("staleness", "staleness_worst", "spans")
         found_metrics = {name: run.metrics[f"training/off_policy/trajectory_{name}/max"] for name in names}
         assert found_metrics == {"staleness": 0.0, "staleness_worst": 2.0, "spans": 3.0}
@@ -240,7 +241,8 @@ def test_a_damaged_queue_is_an_error_that_names_the_file(tmp_path: Path) -> None
     reader = QueueReader({0: PROMPTS[0]}, 1)
     assert reader.read(tmp_path) is None
     answer = QueuedAnswer().continued(Completion(0, torch.tensor([3]), torch.tensor([-1.0]), False, 2, interrupted=True))
-    for broken in (replace(answer, runs=()), replace(answer, runs=((1, 2),)), replace(answer, runs=((0, 2), (0, 3)))):
+    for runs in ((), ((2, 2),), ((1, 2), (0, 3)), ((2, 1), (-1, 2))):
+        broken = replace(answer, runs=runs)
         write_queue(tmp_path, Queue((QueuedGroup(0, PROMPTS[0], (broken,)),), 1))
         with pytest.raises(CheckpointError, match=QUEUE_FILE):
             reader.read(tmp_path)
