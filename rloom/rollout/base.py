@@ -61,7 +61,7 @@ class Request:
     def without_begun(self) -> "Request":
         """For an engine that generates whole answers only: the begun tokens are the end of the prompt, and the limit is
         what is left of it. Its generator starts anew, so the seed is another one: draws are not repeated."""
-        if self.begun is None:
+        if self.begun is None or not self.begun.tokens:
             return self
         left = self.sampling.max_new_tokens - len(self.begun.tokens)
         assert left > 0  # an answer that has reached its limit is reported as finished, not as interrupted
