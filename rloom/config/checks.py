@@ -411,6 +411,13 @@ def ahead_faults(config: Config) -> Iterator[str]:
         yield f"{key}: algorithm.filter_groups.enable=True takes whole batches of answers; leave one of the two out"
     if config.replays_routing:
         yield f"{key}: router replay has the experts of one version of the weights; leave one of the two out"
+    rollout = config.actor_rollout_ref.rollout
+    engine = rollout.kind.servers if rollout.uses_servers else rollout.kind
+    if config.max_staleness and engine is not None and not engine.partial_answers:
+        yield (
+            f"{key}: {rollout.kind.title} does not return the tokens of an answer that it has not finished, so long "
+            "answers would begin again in each step; use actor_rollout_ref.rollout.name=native, vllm or sglang"
+        )
 
 
 def reward_model_faults(config: Config) -> Iterator[str]:

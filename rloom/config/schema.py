@@ -440,7 +440,11 @@ class Config(RunConfig):
     def on_policy(self) -> bool:
         """One update per batch: the policy that is trained is the one that generated the answers."""
         actor = self.actor_rollout_ref.actor
-        return not self.max_staleness and self.data.train_batch_size // actor.ppo_mini_batch_size == 1 and actor.ppo_epochs == 1
+        return (
+            not self.max_staleness
+            and self.data.train_batch_size // actor.ppo_mini_batch_size == 1
+            and actor.ppo_epochs == 1
+        )
 
     @property
     def generates_ahead(self) -> bool:

@@ -115,9 +115,9 @@ class Completion:
         None  # iff the engine records routing: of the prompt's tokens, then of these; see Batch
     )
     reused_tokens: int = 0  # of the request: their keys and values were in the cache before
+    interrupted: bool = False  # stopped before its end: it has what was sampled by then, maybe no token
     # of an answer that was interrupted, once it is whole: (tokens, version of the weights that sampled them), in order
     runs: tuple[tuple[int, int], ...] = ()
-    interrupted: bool = False  # stopped before its end: it has what was sampled by then, maybe no token
 
     def behind(self, begun: Begun | None) -> "Completion":
         """The whole answer, of the begun tokens and of these."""

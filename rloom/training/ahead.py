@@ -274,7 +274,9 @@ class AheadSampler:
                 self.ready.add(group.number)
         if len(self.ready) < self.settings.groups_per_step:
             return None
-        return groups_to_train({group.number: group.oldest for group in self.groups.values()}, self.ready, step, self.settings)
+        return groups_to_train(
+            {group.number: group.oldest for group in self.groups.values()}, self.ready, step, self.settings
+        )
 
     def wait_for_scores(self, step: int) -> list[int]:
         """Nothing is generated meanwhile."""

@@ -410,6 +410,6 @@ class Training(StepLoop):
             ahead.load(Queue(admitted=step * ahead.settings.groups_per_step) if queue is None else queue)
         elif queue is not None and queue.groups:
             raise CheckpointError(
-                f"{checkpoint} has {len(queue.groups)} groups of answers that were generated ahead, which would be lost "
-                "with trainer.v1.trainer_mode=sync; resume with trainer.v1.trainer_mode=colocate_async"
+                f"{checkpoint} has {len(queue.groups)} groups of answers that were generated ahead, which would be "
+                "lost with trainer.v1.trainer_mode=sync; resume with trainer.v1.trainer_mode=colocate_async"
             )

@@ -86,9 +86,7 @@ def queued_answer(row: Mapping[str, Any]) -> QueuedAnswer:
     runs = tuple(zip(row["run_tokens"], row["run_versions"], strict=True))
     counts, versions = row["run_tokens"], row["run_versions"]
     if not len(tokens) == len(logprobs) == sum(counts) or min(counts, default=1) < 1 or versions != sorted(versions):
-        raise ValueError(
-            f"{len(tokens)} tokens, {len(logprobs)} log-probs, {counts} tokens of the versions {versions}"
-        )
+        raise ValueError(f"{len(tokens)} tokens, {len(logprobs)} log-probs, {counts} tokens of the versions {versions}")
     if not tokens:
         return QueuedAnswer()
     so_far = Completion(

@@ -226,8 +226,10 @@ class Scoring:
     def forget(self, rows: Iterable[int]) -> None:
         """Answers that will not be trained."""
         for row in rows:
-            for known in (self.generated, self.texts, *(part.places for part in self.parts)):
-                known.pop(row, None)
+            self.generated.pop(row, None)
+            self.texts.pop(row, None)
+            for part in self.parts:
+                part.places.pop(row, None)
 
     def pending(self) -> PendingTrajectories:
         """After the context is closed: all answers."""

@@ -240,7 +240,9 @@ def test_a_checkpoint_has_the_answers_that_are_being_generated(tmp_path: Path) -
 def test_a_damaged_queue_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     reader = QueueReader({0: PROMPTS[0]}, 1)
     assert reader.read(tmp_path) is None
-    answer = QueuedAnswer().continued(Completion(0, torch.tensor([3]), torch.tensor([-1.0]), False, 2, interrupted=True))
+    answer = QueuedAnswer().continued(
+        Completion(0, torch.tensor([3]), torch.tensor([-1.0]), False, 2, interrupted=True)
+    )
     for runs in ((), ((2, 2),), ((1, 2), (0, 3)), ((2, 1), (-1, 2))):
         broken = replace(answer, runs=runs)
         write_queue(tmp_path, Queue((QueuedGroup(0, PROMPTS[0], (broken,)),), 1))
@@ -292,7 +294,7 @@ def test_no_schedule_exceeds_the_bound_or_stops(
             for number in range(admitted, admitted + size):
                 oldest[number], left[number] = None, lengths[number % 4]
             admitted += size
-        for rounds in range(1000):
+        for _ in range(1000):
             for number in oldest:
                 if left[number] and rng.random() < 0.7:
                     left[number] -= 1
