@@ -59,6 +59,11 @@ class QueuedAnswer:
         return self.so_far is not None and not self.so_far.interrupted
 
     @property
+    def stopped(self) -> bool:
+        """By a stop token."""
+        return self.so_far is not None and self.so_far.finished
+
+    @property
     def begun(self) -> Begun | None:
         """What a request goes on from."""
         if self.so_far is None or self.complete or not len(self.so_far.tokens_L):

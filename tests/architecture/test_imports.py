@@ -112,7 +112,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "peft": ("rloom.models",),
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
-    "safetensors": ("rloom.engines", "rloom.models"),
+    "safetensors": ("rloom.engines", "rloom.models", "rloom.training.queue_file"),
     "httpx": ("rloom.net.http",),
     "httpcore": ("rloom.net.http",),
     "cloudpickle": ("rloom.api.episodes",),

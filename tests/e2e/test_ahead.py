@@ -64,7 +64,15 @@ def test_a_killed_run_goes_on_with_the_answers_that_it_had_begun(
     """Each prompt of the synchronous run is trained once, and no version of the weights is missing in an answer."""
     steps, staleness = 5, "trainer.v1.sampler.max_off_policy_threshold=2"
     train(tmp_path / "sync", steps, *GRPO, "trainer.save_freq=-1", f"trainer.rollout_data_dir={tmp_path / 'expected'}")
-    run, keys = tmp_path / "run", (*AHEAD, staleness, f"trainer.rollout_data_dir={tmp_path / 'found'}")
+    run, keys = (
+        tmp_path / "run",
+        (
+            *AHEAD,
+            staleness,
+            "actor_rollout_ref.rollout.max_num_seqs=4",
+            f"trainer.rollout_data_dir={tmp_path / 'found'}",
+        ),
+    )
     killed = start(run, steps, *keys)
     wait_until(lambda: (run / "global_step_2").exists() or not killed.is_alive(), 120)
     assert killed.is_alive() and killed.pid is not None, run.with_suffix(".log").read_text()
@@ -87,6 +95,6 @@ def test_a_killed_run_goes_on_with_the_answers_that_it_had_begun(
 
 
 def versions_of(run: Path, step: int) -> list[tuple[int, ...]]:
-    """The versions of each answer of a step."""
+    """The versions of each answer of a step; a step without an answer of several has none in its file."""
     found = [answer for group in range(4) for answer in Dumps(run).answers("train", step, group)]
-    return [tuple(version for _, version in answer.versions or ()) for answer in found]
+    return [tuple(version for _, version in answer.versions or [(0, answer.version)]) for answer in found]

@@ -243,7 +243,7 @@ def test_a_damaged_queue_is_an_error_that_names_the_file(tmp_path: Path) -> None
     answer = QueuedAnswer().continued(
         Completion(0, torch.tensor([3]), torch.tensor([-1.0]), False, 2, interrupted=True)
     )
-    for runs in ((), ((2, 2),), ((1, 2), (0, 3)), ((2, 1), (-1, 2))):
+    for runs in (((2, 2),), ((1, 2), (0, 3)), ((2, 1), (-1, 2)), ((1, 3), (0, 2))):
         broken = replace(answer, runs=runs)
         write_queue(tmp_path, Queue((QueuedGroup(0, PROMPTS[0], (broken,)),), 1))
         with pytest.raises(CheckpointError, match=QUEUE_FILE):
@@ -251,7 +251,7 @@ def test_a_damaged_queue_is_an_error_that_names_the_file(tmp_path: Path) -> None
     write_queue(tmp_path, Queue((QueuedGroup(0, PROMPTS[1], (answer,)),), 1))
     with pytest.raises(CheckpointError, match="resume from another checkpoint"):
         reader.read(tmp_path)
-    (tmp_path / QUEUE_FILE).write_bytes(b"PAR1")
+    (tmp_path / QUEUE_FILE).write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=QUEUE_FILE):
         reader.read(tmp_path)
 
