@@ -364,6 +364,7 @@ class FakeVllm(FakeServer):
     trainer: GlooChannel | None = None
     temperature: float | None = None  # that the extension divides logits by; None: not set
     label: str | None = None
+    has_abort_route = True
     aborting = 0  # resets of the cache that are refused, because aborted requests have not ended
 
     def answer(self, path: str, body: JSON) -> Any:
@@ -375,7 +376,7 @@ class FakeVllm(FakeServer):
             case "/collective_rpc":
                 self.calls[body["method"]] += 1
                 return {"results": [getattr(self, body["method"])(**body["kwargs"])]}
-            case "/abort_requests":
+            case "/abort_requests" if self.has_abort_route:
                 for name in body["request_ids"]:
                     self.engine.abort(name.removeprefix("cmpl-").removesuffix("-0"))
                 return {"status": "aborted", "aborted": len(body["request_ids"])}

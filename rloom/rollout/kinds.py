@@ -34,8 +34,8 @@ class RolloutKind:
     own_model: bool = False  # it reads the model itself, holds a copy of the weights and gets every update
     tensor_parallel: bool = False  # several workers, or GPUs of a server, can share one engine
     records_routing: bool = False  # it returns the experts that the router chose
-    # in process, an interrupted request returns the tokens that were sampled of it. False: it begins again behind the
-    # tokens that it began with
+    # in process, an interrupted request returns the tokens that were sampled of it. False: the next call samples them
+    # again
     partial_answers: bool = False
     takes_engine_kwargs: bool = True
     reads_cache_keys: bool = True  # gpu_memory_utilization, max_num_batched_tokens, enforce_eager, free_cache_engine
