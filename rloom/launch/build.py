@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ from rloom.launch.workers import WorkerGroups, open_groups
 from rloom.models.load import load_tokenizer
 from rloom.rewards.composite import CompositeReward, check_failures
 from rloom.rollout.base import Sampling
+from rloom.rollout.kinds import KEY as ROLLOUT_KEY
 from rloom.runs.metrics import ModelWork
 from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
@@ -54,6 +55,7 @@ from rloom.training.checkpoint import read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.loop import OldLogprobs, Overlong, Roles, Settings
+from rloom.training.probe import ProbeRequests, WeightProbe
 from rloom.training.roles import Learner, MiniBatching, Scorer
 from rloom.training.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt
@@ -146,6 +148,7 @@ def open_parts(
         at_once = scores_during_generation(config, layout)
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward, episodes)
+        sampler = replace(sampler, probe=weight_probe(config, groups.rollout))
         roles = Roles(
             policy=policy_learner(config, groups.policy, groups.workers.work.get("actor"), total),
             sampler=sampler,
@@ -212,6 +215,16 @@ def answer_sampler(
         return tokenizer.batch_decode(answers, skip_special_tokens=True) if answers else []
 
     return Sampler(rollout, weight_sync, reward, decode, config.data.seed, episodes)
+
+
+def weight_probe(config: Config, rollout: Group) -> WeightProbe | None:
+    """None: the weights of the engine are the actor's own, or are compared after each sync."""
+    section = config.actor_rollout_ref.rollout
+    if not section.kind.own_model:
+        return None
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    engines = section.engines(config.workers) if section.uses_servers else 1  # all servers have one client
+    return WeightProbe(rollout, ProbeRequests(longest, section.temperature, engines), f"{ROLLOUT_KEY}={section.name}")
 
 
 def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:

@@ -155,6 +155,7 @@ class Training(StepLoop):
 
         # 1. Generate and score: n answers to each prompt, scored while others are still being generated.
         trajectories, metrics = self.sample(step)
+        metrics |= self.probed()
         batch = Batch.pack(trajectories)
 
         # 2. Turn scores into advantages.
@@ -199,6 +200,14 @@ class Training(StepLoop):
         if s.dynamic_sampling is None:
             return answer_new_prompts(f"train/{step}"), {}
         return s.dynamic_sampling.fill(lambda number: answer_new_prompts(f"train/{step}/{number}"))
+
+    def probed(self) -> Metrics:
+        """How far the log-probs of engines and policy differ on the probe, if the engines were asked."""
+        probe = self.roles.sampler.probe
+        if probe is None or probe.asked is None:
+            return {}
+        with self.stage("probe"):
+            return probe.compare(self.roles.policy.scorer)
 
     def answer(
         self,
