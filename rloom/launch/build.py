@@ -18,7 +18,7 @@ from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.batch import answers_of
 from rloom.config.base import RunConfig
 from rloom.config.checks import check, check_and_warn
-from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs
+from rloom.config.derived import Needs, brings_own_algorithm, loss_mode, needs_old_logprobs
 from rloom.config.from_checkpoint import config_text, load_saved, run_directory_of, saved_root
 from rloom.config.load import expand
 from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
@@ -70,7 +70,7 @@ def check_own_algorithm(config: Config) -> None:
 
 def resolved_needs(config: Config) -> Needs:
     """Of the entries themselves, those of the user's own files too."""
-    loss = resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    loss = resolve_policy_loss(loss_mode(config))
     return Needs(resolve_algorithm(config.algorithm.adv_estimator), loss)
 
 
@@ -295,7 +295,7 @@ def old_logprobs(config: Config) -> OldLogprobs | None:
 
 def correction(config: Config) -> CorrectionSettings | None:
     section = config.algorithm.rollout_correction
-    return CorrectionSettings(**section.model_dump(exclude={"bypass_mode"})) if section.enabled else None
+    return CorrectionSettings(**section.model_dump(exclude={"bypass_mode", "loss_type"})) if section.enabled else None
 
 
 def overlong(config: Config) -> Overlong | None:
@@ -323,19 +323,20 @@ def schedule(optim: Optim, total_steps: int) -> LearningRateSchedule:
 
 def policy_learner(config: Config, group: Group, work: ModelWork | None, total_steps: int) -> Learner:
     actor = config.actor_rollout_ref.actor
-    entry = resolve_policy_loss(actor.policy_loss.loss_mode)
+    entry, section = resolve_policy_loss(loss_mode(config)), config.algorithm.rollout_correction
     return Learner(
         "actor",
         group,
         objective=PolicyObjective(
-            loss_mode=actor.policy_loss.loss_mode,
+            loss_mode=loss_mode(config),
             loss_settings=loss_settings(config),
             aggregation=actor.loss_agg_mode or entry.aggregation or "token-mean",
             entropy_coefficient=actor.entropy_coeff,
             kl_coefficient=actor.kl_loss_coef if actor.use_kl_loss else None,
             kl_estimator=actor.kl_loss_type,
             measures_gap=config.actor_rollout_ref.rollout.calculate_log_probs,
-            bypass=config.algorithm.rollout_correction.bypass_mode,
+            bypass=section.bypass_mode,
+            correction=correction(config) if section.by_current_policy else None,
             records_tokens=config.trainer.log_rollouts,
         ),
         mini_batching=mini_batching(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),

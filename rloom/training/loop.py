@@ -305,7 +305,7 @@ class Training(StepLoop):
             return train_batch, {}
         if settings is None:
             return train_batch, mismatch(train_batch, logprobs_T)
-        found = correct(train_batch, logprobs_T, settings)
+        found = correct(train_batch, logprobs_T, settings, train_batch.advantages_T)
         return replace(train_batch, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def warn_of_mismatch(self, step: int, result: StepResult) -> None:
