@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.packed import masked_mean, sum_by_sample
-from rloom.algos.rejection import RatioBounds, Criterion, Threshold, bounds_of, criteria
+from rloom.algos.rejection import Criterion, RatioBounds, Threshold, bounds_of, criteria
 from rloom.batch import Batch
 
 Level = Literal["token", "sequence", "geometric"]
