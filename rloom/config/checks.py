@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from rloom.algos.needs import EstimatorNeeds
 from rloom.algos.ranges import unusual_values
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
+from rloom.config.correction_checks import correction_faults, off_policy_faults, off_policy_notices
 from rloom.config.derived import (
     Needs,
     RewardKinds,
@@ -52,7 +53,13 @@ def check(config: Config, needs: Needs) -> list[str]:
     if faults:
         raise ConfigError("\n".join(faults))
     of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
-    own = (*config.one_behaviour, *kl_loss_notices(config), *reward_notices(config), *unusual_notices(config))
+    own = (
+        *off_policy_notices(config, needs, config.max_staleness),
+        *config.one_behaviour,
+        *kl_loss_notices(config),
+        *reward_notices(config),
+        *unusual_notices(config),
+    )
     return [*of_engines, *own, *unused.notices]
 
 
@@ -120,6 +127,7 @@ def all_faults(config: Config, needs: Needs) -> list[str]:
         *dapo_faults(config),
         *correction_faults(config),
         *ahead_faults(config),
+        *off_policy_faults(config, needs, config.max_staleness),
         *reward_faults(config),
         *reward_model_faults(config),
         *remote_faults(config.reward_model.remote),
@@ -380,23 +388,6 @@ def dapo_faults(config: Config) -> Iterator[str]:
             f"reward_model.overlong_buffer.len={buffer.len} is more than data.max_response_length={limit}; "
             f"use {limit} or less"
         )
-
-
-def correction_faults(config: Config) -> Iterator[str]:
-    key, section = "algorithm.rollout_correction", config.algorithm.rollout_correction
-    lower, upper = section.rollout_rs_threshold_lower, section.rollout_rs_threshold
-    if section.bypass_mode and section.enabled:
-        yield (
-            f"{key}.bypass_mode=True leaves nothing to correct: the rollout engine's log-probs are taken as the old "
-            f"policy's; leave it out, or rollout_is, rollout_rs and rollout_token_veto_threshold of {key}"
-        )
-    if section.rollout_rs is not None and upper is None:
-        yield (
-            f"{key}.rollout_rs={section.rollout_rs} needs {key}.rollout_rs_threshold, the largest ratio kept: "
-            "about 2 for token and sequence, 1.001 for geometric"
-        )
-    if lower is not None and upper is not None and lower > upper:
-        yield f"{key}.rollout_rs_threshold_lower={lower} is above {key}.rollout_rs_threshold={upper}; swap them"
 
 
 def ahead_faults(config: Config) -> Iterator[str]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -188,6 +189,10 @@ class Rollout(Protocol):
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights of these parameters. Called while no request is queued or being generated."""
 
+    def held_weights(self) -> Mapping[str, Tensor] | None:
+        """The parameters that it computes with, by the trainer's names. None: in a layout of its own, or elsewhere."""
+        return None
+
     def sleep(self) -> None:
         """Release memory before training."""
 
@@ -252,6 +257,10 @@ class Rollout(Protocol):
                 finished = stream.send(requests)
                 left, requests = left - len(finished), ()
                 yield from finished
+
+    def generate_all(self, requests: Sequence[Request]) -> list[Completion]:
+        """The completions, in the order of the requests."""
+        return [completion for _, completion in sorted(self.generate(requests), key=itemgetter(0))]
 
 
 def interrupted(rollout: Rollout, unfinished: Mapping[int, tuple[int, Request]]) -> list[tuple[int, Completion]]:

@@ -133,6 +133,9 @@ class HfRollout(Rollout):
         copy_weights(weights, self.module)
         self.version = version
 
+    def held_weights(self) -> Mapping[str, Tensor]:
+        return dict(self.module.named_parameters())
+
     def sleep(self) -> None:
         """It holds no memory between calls."""
 

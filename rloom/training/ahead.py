@@ -194,7 +194,7 @@ class AheadSampler:
             if not answer.complete
         ]
         if open_answers and self.chosen(step) is None:
-            self.sampler.rollout.call("wake")
+            self.sampler.wake()
             self.run_stream(open_answers, step, progress)
             self.sampler.rollout.call("sleep")
 

@@ -161,6 +161,7 @@ class Training(StepLoop):
 
         # 1. Generate and score: n answers to each prompt, scored while others are still being generated.
         trajectories, metrics = self.sample(step)
+        metrics |= self.probed()
         batch = Batch.pack(trajectories)
 
         # 2. Turn scores into advantages.
@@ -218,6 +219,14 @@ class Training(StepLoop):
             trajectories = pending.scored(self.log.advance, update_moments=True)
         self.report_failures(trajectories)
         return trajectories, metrics
+
+    def probed(self) -> Metrics:
+        """How far the log-probs of engines and policy differ on the probe, if the engines were asked."""
+        probe = self.roles.sampler.probe
+        if probe is None or probe.asked is None:
+            return {}
+        with self.stage("probe"):
+            return probe.compare(self.roles.policy.scorer)
 
     def answer(
         self,
@@ -315,7 +324,7 @@ class Training(StepLoop):
             return train_batch, {}
         if settings is None:
             return train_batch, mismatch(train_batch, logprobs_T)
-        found = correct(train_batch, logprobs_T, settings)
+        found = correct(train_batch, logprobs_T, settings, train_batch.advantages_T)
         return replace(train_batch, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def warn_of_mismatch(self, step: int, result: StepResult) -> None:

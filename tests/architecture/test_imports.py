@@ -18,7 +18,9 @@ LIMITS = ("rloom.models.limits", "rloom.rollout.limits")  # what `rloom plan` co
 # declarations of what each entry of a kind needs and can do, without torch
 TABLES = (
     "rloom.algos.needs",
+    "rloom.algos.off_policy",
     "rloom.algos.ranges",
+    "rloom.algos.rejection",
     "rloom.engines.kinds",
     "rloom.environments.kinds",
     "rloom.episodes.kinds",

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -281,6 +281,9 @@ class NativeRollout(Rollout):
         self.end_session()
         copy_weights(weights, self.network.module)
         self.version = version
+
+    def held_weights(self) -> Mapping[str, Tensor]:
+        return dict(self.network.module.named_parameters())
 
     def sleep(self) -> None:
         if not self.unfinished:
