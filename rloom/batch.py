@@ -24,11 +24,55 @@ from rloom.types import EpisodeSummary, Prompt, Score
 
 @dataclass(frozen=True)
 class Turn:
-    """Consecutive tokens that the policy generated."""
+    """Consecutive tokens that the policy generated: one answer.
+
+    Example: of the tokens 4 to 10 the versions 6 and 7 generated three each -> Turn(4, 10, 7, earlier=((7, 6),)).
+    """
 
     start: int
     stop: int
-    version: int  # version of the weights that generated it
+    version: int  # of the weights that generated it, or its last tokens
+    # iff the answer was interrupted: (stop, version) of each run of tokens of one version, before the last run
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of_runs(cls, start: int, runs: Sequence[tuple[int, int]]) -> "Turn":
+        """`runs`: (tokens, version), one after the other; neighbours may have one version, and a run no token."""
+        stop, ends = start, list[tuple[int, int]]()
+        for tokens, version in runs:
+            if tokens:
+                stop += tokens
+                if ends and ends[-1][1] == version:
+                    ends.pop()
+                ends.append((stop, version))
+        if not ends:  # an answer without a token
+            return cls(start, start, runs[-1][1])
+        return cls(start, stop, ends[-1][1], tuple(ends[:-1]))
+
+    @property
+    def runs(self) -> tuple["Turn", ...]:
+        """The parts that one version each generated."""
+        ends = (*self.earlier, (self.stop, self.version))
+        starts = (self.start, *(stop for stop, _ in self.earlier))
+        return tuple(Turn(start, stop, version) for start, (stop, version) in zip(starts, ends, strict=True))
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of the runs, in the order of the tokens."""
+        return (*(version for _, version in self.earlier), self.version)
+
+    @property
+    def oldest(self) -> int:
+        """By it the staleness of an answer is counted."""
+        return min(self.versions)
+
+    @property
+    def newest(self) -> int:
+        return max(self.versions)
+
+    def version_of(self, token: int) -> int:
+        assert self.start <= token < self.stop
+        return next((version for stop, version in self.earlier if token < stop), self.version)
 
 
 @dataclass(frozen=True)

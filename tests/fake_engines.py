@@ -56,11 +56,11 @@ class Engine:
         return future.result(timeout=120)
 
     def abort(self, name: str) -> None:
+        """The request is answered with what it has."""
         with self.lock:
             number = self.names.get(name)
             if number in self.futures:
-                self.rollout.cancel(number)
-                self.futures.pop(number).cancel()
+                self.futures.pop(number).set_result(self.rollout.interrupt(number))
 
     def load(self, weights: list[tuple[str, Tensor]]) -> None:
         with self.lock:

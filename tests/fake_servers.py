@@ -17,7 +17,6 @@ import signal
 import socket
 import threading
 from collections import Counter
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -212,16 +211,13 @@ class FakeSglang(FakeServer):
             given["ignore_eos"],
         )
         request = Request(tuple(body["input_ids"]), sampling, given["sampling_seed"])
-        try:
-            found, version = self.generated(request, body["rid"]), self.weight_version
-        except CancelledError:
-            aborted = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-            meta = {"id": body["rid"], "finish_reason": aborted, "weight_version": self.weight_version}
-            return {"text": "", "output_ids": [], "meta_info": {**meta, "output_token_logprobs": []}}
+        found, version = self.generated(request, body["rid"]), self.weight_version
         tokens, logprobs = found.tokens_L.tolist(), found.logprobs_L.tolist()
-        reason = (
-            {"type": "stop", "matched": tokens[-1]} if found.finished else {"type": "length", "length": len(tokens)}
-        )
+        reason: JSON = {"type": "length", "length": len(tokens)}
+        if found.finished:
+            reason = {"type": "stop", "matched": tokens[-1]}
+        if found.interrupted:
+            reason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
         meta = {
             "id": body["rid"],
             "finish_reason": reason,
@@ -346,7 +342,7 @@ def completion(found: Completion) -> JSON:
         "text": "",
         "token_ids": tokens,
         "logprobs": {"text_offset": [], "token_logprobs": logprobs, "tokens": [], "top_logprobs": []},
-        "finish_reason": "stop" if found.finished else "length",
+        "finish_reason": "abort" if found.interrupted else "stop" if found.finished else "length",
         "stop_reason": tokens[-1] if found.finished else None,
     }
     return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
@@ -368,6 +364,7 @@ class FakeVllm(FakeServer):
     trainer: GlooChannel | None = None
     temperature: float | None = None  # that the extension divides logits by; None: not set
     label: str | None = None
+    has_abort_route = True
     aborting = 0  # resets of the cache that are refused, because aborted requests have not ended
 
     def answer(self, path: str, body: JSON) -> Any:
@@ -379,6 +376,10 @@ class FakeVllm(FakeServer):
             case "/collective_rpc":
                 self.calls[body["method"]] += 1
                 return {"results": [getattr(self, body["method"])(**body["kwargs"])]}
+            case "/abort_requests" if self.has_abort_route:
+                for name in body["request_ids"]:
+                    self.engine.abort(name.removeprefix("cmpl-").removesuffix("-0"))
+                return {"status": "aborted", "aborted": len(body["request_ids"])}
             case "/reset_prefix_cache":
                 self.engine.flush()
                 self.aborting -= 1

@@ -46,6 +46,7 @@ TOGETHER: Mapping[str, str] = {
     "browser/test_overview": "browser",
     "browser/test_answers": "browser",
     "browser/test_safety_and_looks": "browser",
+    "browser/test_versions": "browser",
 }
 # no costly fixtures: any process takes any of their tests
 APART = (

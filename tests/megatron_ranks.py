@@ -12,6 +12,7 @@ from torch import Tensor
 from rloom.algos.aggregate import Counts
 from rloom.batch import TrainBatch
 from rloom.engines.base import AdamW, Placement
+from rloom.engines.fingerprint import fingerprint, stacked
 from rloom.engines.megatron.core import parallel_state
 from rloom.engines.megatron.engine import MegatronEngine
 from rloom.engines.megatron.sizes import ModelParallel
@@ -160,4 +161,5 @@ def read_and_stream(
     engine = megatron(folder, sizes, adamw=None, placement=Placement(torch.device("cpu"), dtype))
     held = sum(flat.data.numel() for flat in engine.flats) / engine.size
     weights = {name: weight.clone() for name, weight in engine.weights()}
+    assert torch.equal(engine.fingerprints(), stacked([fingerprint(weight) for weight in weights.values()]))
     return [tuple(spec) for spec in engine.manifest()], weights, held

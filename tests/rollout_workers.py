@@ -18,6 +18,7 @@ class StubRollout(Rollout):
         self.number, self.limit, self.waits_for, self.fails_after = number, max_unfinished, waits_for, fails_after
         self.roles = {"rollout": self}
         self.submitted: list[int] = []  # seeds
+        self.interrupted: list[int] = []  # seeds
         self.waiting: dict[int, Request] = {}
         self.finished = 0
 
@@ -41,6 +42,18 @@ class StubRollout(Rollout):
 
     def cancel(self, request: int) -> None:
         del self.waiting[request]
+
+    def interrupt(self, request: int) -> Completion:
+        """As far as it is: one token more than it began with."""
+        asked = self.waiting.pop(request)
+        self.interrupted.append(asked.seed)
+        one = Completion(
+            request, torch.tensor([asked.seed]), torch.tensor([-1.0]), False, self.number, interrupted=True
+        )
+        return one.behind(asked.begun)
+
+    def interrupted_seeds(self) -> Sequence[int]:
+        return self.interrupted
 
     def seeds(self) -> Sequence[int]:
         return self.submitted

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from rloom.algos.packed import masked_mean, sum_by_sample
+from rloom.algos.rejection import Criterion, RatioBounds, Threshold, bounds_of, criteria
 from rloom.batch import Batch
 
 Level = Literal["token", "sequence", "geometric"]
+LEVELS: dict[str, Level] = {"token": "token", "sequence": "sequence", "geometric": "geometric"}
 MAX_LOG_RATIO = 20.0  # log-ratios are clamped to ± this, so that the ratio and its square are finite
 SMALLEST_FACTOR = 1e-8  # weights with a smaller mean are not normalised
 
@@ -23,12 +25,24 @@ SMALLEST_FACTOR = 1e-8  # weights with a smaller mean are not normalised
 @dataclass(frozen=True)
 class CorrectionSettings:
     rollout_is: Literal["token", "sequence"] | None = None  # weight by the ratio of a token or of its whole answer
-    rollout_is_threshold: float = 2.0  # weights are truncated here
+    rollout_is_threshold: Threshold = 2.0  # weights are truncated here; `lower_upper`: 0 outside of these (IcePop)
     rollout_is_batch_normalize: bool = False  # to mean 1 over the batch
-    rollout_rs: Level | None = None  # reject by the ratio of a token, of its answer, or the answer's geometric mean
-    rollout_rs_threshold: float | None = None  # largest ratio kept
+    # reject by the ratio of a token, of its answer, or the answer's geometric mean: a Level; or by verl's criteria
+    rollout_rs: str | None = None
+    rollout_rs_threshold: Threshold | None = None  # largest ratio kept; bounds of the criteria
     rollout_rs_threshold_lower: float | None = None  # smallest ratio kept; None: 1 / the largest
     rollout_token_veto_threshold: float | None = None  # a single token below this ratio rejects its whole answer
+    # reject tokens of negative advantage in answers whose mean of log(rollout / trainer) is above this
+    off_policy_mask_threshold: float | None = None
+
+    @property
+    def weight_bounds(self) -> RatioBounds:
+        return bounds_of(self.rollout_is_threshold)
+
+    @property
+    def rejects(self) -> bool:
+        further = (self.rollout_token_veto_threshold, self.off_policy_mask_threshold)
+        return self.rollout_rs is not None or any(value is not None for value in further)
 
 
 @dataclass(frozen=True)
@@ -38,23 +52,44 @@ class Correction:
     metrics: Mapping[str, float]
 
 
-def correct(batch: Batch, trainer_logprobs_T: Tensor, settings: CorrectionSettings) -> Correction:
-    """Weights, rejections, and the metrics of the difference between engine and trainer, which are always computed."""
+def correct(
+    batch: Batch, trainer_logprobs_T: Tensor, settings: CorrectionSettings, advantages_T: Tensor | None = None
+) -> Correction:
+    """Weights, rejections, and the metrics of the difference between engine and trainer, which are always computed.
+
+    `advantages_T`: for off_policy_mask_threshold.
+    """
     ratios = Ratios.of(batch, trainer_logprobs_T)
     metrics = mismatch(batch, trainer_logprobs_T)
     weights_T = None
     if settings.rollout_is is not None:
         weights_T, found = importance_weights(ratios, settings.rollout_is, settings)
         metrics |= found
-    keep_T = torch.ones_like(batch.mask_T)
-    if settings.rollout_rs is not None:
-        keep_T = within_bounds(ratios, settings.rollout_rs, settings)
+    if settings.rollout_rs is not None and settings.rollout_rs not in LEVELS:
+        metrics |= criteria_metrics(ratios, settings)
     if settings.rollout_token_veto_threshold is not None:
-        vetoed_T, found = vetoed(ratios, settings.rollout_token_veto_threshold)
-        keep_T, metrics = keep_T & ~vetoed_T, metrics | found
-    if settings.rollout_rs is not None or settings.rollout_token_veto_threshold is not None:
+        metrics |= veto_metrics(ratios, settings.rollout_token_veto_threshold)
+    if settings.off_policy_mask_threshold is not None:
+        masked_T = off_policy(ratios, advantages_T, settings.off_policy_mask_threshold)
+        metrics["rollout_corr/off_policy_masked_fraction"] = ratios.share_of_tokens(masked_T)
+    keep_T = kept(ratios, settings, advantages_T)
+    if settings.rejects:
         metrics |= rejected(ratios, keep_T)
     return Correction(None if weights_T is None else weights_T.to(trainer_logprobs_T.dtype), keep_T, metrics)
+
+
+def kept(ratios: "Ratios", settings: CorrectionSettings, advantages_T: Tensor | None = None) -> Tensor:
+    keep_T = torch.ones_like(ratios.mask_T)
+    if settings.rollout_rs in LEVELS:
+        keep_T = within_bounds(ratios, LEVELS[settings.rollout_rs], settings)
+    elif settings.rollout_rs is not None:
+        for criterion in settings_criteria(settings):
+            keep_T = keep_T & passes(ratios.divergence(criterion), criterion)
+    if settings.rollout_token_veto_threshold is not None:
+        keep_T = keep_T & ~vetoed(ratios, settings.rollout_token_veto_threshold)
+    if settings.off_policy_mask_threshold is not None:
+        keep_T = keep_T & ~off_policy(ratios, advantages_T, settings.off_policy_mask_threshold)
+    return keep_T
 
 
 @dataclass(frozen=True)
@@ -68,7 +103,11 @@ class Ratios:
 
     @classmethod
     def of(cls, batch: Batch, trainer_logprobs_T: Tensor) -> "Ratios":
-        mask_T, sample_T = batch.loss_mask_T, batch.episode_T  # branches of an episode are one answer
+        return cls.of_members(batch, trainer_logprobs_T, batch.episode_T)  # branches of an episode are one answer
+
+    @classmethod
+    def of_members(cls, batch: Batch, trainer_logprobs_T: Tensor, sample_T: Tensor) -> "Ratios":
+        mask_T = batch.loss_mask_T
         token_T = (trainer_logprobs_T.double() - batch.rollout_logprobs_T.double()).where(mask_T, 0)
         return cls(token_T, mask_T, sample_T, sum_by_sample(mask_T.double(), sample_T, len(batch)))
 
@@ -77,6 +116,18 @@ class Ratios:
             return self.token_T
         total_N = self.by_sample(self.token_T)
         return (total_N if level == "sequence" else total_N / self.length_N.clamp(min=1))[self.sample_T]
+
+    def divergence(self, criterion: Criterion) -> Tensor:
+        """k1, k2 or k3 of each token, 0 outside of the loss, or what the criterion makes of an answer's."""
+        log_T = self.token_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        each_T = {"k1": -log_T, "k2": 0.5 * log_T.square(), "k3": log_T.expm1() - log_T}[criterion.estimator]
+        if criterion.over == "token":
+            return each_T
+        if criterion.over == "seq_max":  # k2 and k3 are at least 0
+            zeros_N = torch.zeros_like(self.length_N)
+            return zeros_N.scatter_reduce(0, self.sample_T, each_T, "amax")[self.sample_T]
+        total_N = self.by_sample(each_T)
+        return (total_N if criterion.over == "seq_sum" else total_N / self.length_N.clamp(min=1))[self.sample_T]
 
     def by_sample(self, value_T: Tensor) -> Tensor:
         return sum_by_sample(value_T, self.sample_T, len(self.length_N))
@@ -98,9 +149,9 @@ class Ratios:
 def importance_weights(
     ratios: Ratios, level: Literal["token", "sequence"], settings: CorrectionSettings
 ) -> tuple[Tensor, dict[str, float]]:
-    raw_T = ratios.at(level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    weights_T = raw_T.clamp(max=settings.rollout_is_threshold).where(ratios.mask_T, 0)
-    metrics = weight_metrics(ratios, level, settings.rollout_is_threshold)
+    bounds = settings.weight_bounds
+    weights_T = weights(ratios, level, bounds)
+    metrics = weight_metrics(ratios, level, weights_T, bounds)
     if settings.rollout_is_batch_normalize:
         each_X = weights_T[ratios.mask_T] if level == "token" else ratios.mean_by_sample(weights_T)
         factor = float(each_X.mean()) if len(each_X) else 1.0
@@ -110,52 +161,109 @@ def importance_weights(
     return weights_T, metrics
 
 
-def weight_metrics(ratios: Ratios, level: Level, threshold: float) -> dict[str, float]:
+def weights(ratios: Ratios, level: Level, bounds: RatioBounds) -> Tensor:
+    """Truncated at the upper bound, or, with a lower bound, 0 outside of the two (IcePop: Ling team 2025)."""
+    raw_T = ratios.at(level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().where(ratios.mask_T, 0)
+    if bounds.lower is None:
+        return raw_T.clamp(max=bounds.upper)
+    return raw_T.where((raw_T >= bounds.lower) & (raw_T <= bounds.upper), 0)
+
+
+def weight_metrics(ratios: Ratios, level: Level, weights_T: Tensor, bounds: RatioBounds) -> dict[str, float]:
     """Metrics of the weights before truncation and normalisation, with verl's definitions.
 
-    std and eff_sample_size are of the weights clamped to 1 / threshold and threshold. At the level `sequence`, the
-    fractions, min and max are over answers; all others, also the mean, are over tokens.
+    std and eff_sample_size are of the weights clamped to 1 / threshold and threshold; with a lower bound, they and the
+    mean are of the weights that are used. At the level `sequence`, the fractions, min and max are over answers; all
+    others, also the mean, are over tokens.
     """
     log_A = ratios.at(level)[ratios.mask_T]
     if len(log_A) == 0:
         return {}
+    threshold, icepop = bounds.upper, bounds.lower is not None
+    lower = 1 / threshold if bounds.lower is None else bounds.lower
     weight_A = log_A.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    clamped_A = weight_A.clamp(1 / threshold, threshold)
+    clamped_A = weights_T[ratios.mask_T] if icepop else weight_A.clamp(lower, threshold)
     answer_N = ratios.mean_by_sample(ratios.at(level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp())
     unit_X = answer_N if level == "sequence" else weight_A  # the fractions are over these
     found = {
-        "mean": weight_A.mean(),
+        "mean": (clamped_A if icepop else weight_A).mean(),
         "std": clamped_A.std(correction=0),
         "max": weight_A.max(),
         "min": log_A.min().exp() if level == "sequence" else weight_A.min(),
-        "eff_sample_size": clamped_A.mean().square() / clamped_A.square().mean(),
+        "eff_sample_size": clamped_A.mean().square() / clamped_A.square().mean().clamp(min=SMALLEST_FACTOR**2),
         "ratio_fraction_high": (unit_X > threshold).double().mean(),
-        "ratio_fraction_low": (unit_X < 1 / threshold).double().mean(),
+        "ratio_fraction_low": (unit_X < lower).double().mean(),
         "seq_mean": answer_N.mean(),
         "seq_std": answer_N.std() if len(answer_N) > 1 else torch.zeros(()),
         "seq_max": answer_N.max(),
         "seq_min": answer_N.min(),
         "seq_max_deviation": (answer_N - 1).abs().max(),
         "seq_fraction_high": (answer_N > threshold).double().mean(),
-        "seq_fraction_low": (answer_N < 1 / threshold).double().mean(),
+        "seq_fraction_low": (answer_N < lower).double().mean(),
     }
+    if icepop:
+        found["oob_ratio"] = ((weight_A < lower) | (weight_A > threshold)).double().mean()
     return {f"rollout_corr/rollout_is_{name}": float(value) for name, value in found.items()}
 
 
 def within_bounds(ratios: Ratios, level: Level, settings: CorrectionSettings) -> Tensor:
-    upper, lower = settings.rollout_rs_threshold, settings.rollout_rs_threshold_lower
-    assert upper is not None  # checked in config/checks.py
+    assert settings.rollout_rs_threshold is not None  # checked in config/correction_checks.py
+    upper, lower = float(settings.rollout_rs_threshold), settings.rollout_rs_threshold_lower
     log_ratio_T = ratios.at(level)
     return (log_ratio_T <= math.log(upper)) & (log_ratio_T >= (-math.log(upper) if lower is None else math.log(lower)))
 
 
-def vetoed(ratios: Ratios, threshold: float) -> tuple[Tensor, dict[str, float]]:
-    catastrophic_T = (ratios.token_T < math.log(threshold)) & ratios.mask_T
-    vetoed_T = (ratios.by_sample(catastrophic_T.double()) > 0)[ratios.sample_T]
-    return vetoed_T, {
-        "rollout_corr/rollout_is_veto_fraction": ratios.share_of_samples(vetoed_T),
-        "rollout_corr/rollout_is_catastrophic_token_fraction": ratios.share_of_tokens(catastrophic_T),
+def settings_criteria(settings: CorrectionSettings) -> list[Criterion]:
+    assert settings.rollout_rs is not None and settings.rollout_rs_threshold is not None  # correction_checks.py
+    return criteria(settings.rollout_rs, settings.rollout_rs_threshold)
+
+
+def passes(divergence_T: Tensor, criterion: Criterion) -> Tensor:
+    lower, upper = criterion.bounds.lower, criterion.bounds.upper
+    if lower is None:
+        return divergence_T <= upper
+    return (divergence_T >= math.log(lower)) & (divergence_T <= math.log(upper))  # the bounds are those of exp(k1)
+
+
+def criteria_metrics(ratios: Ratios, settings: CorrectionSettings) -> dict[str, float]:
+    """Each of verl's criteria: its values, and the shares of tokens and of answers that it alone would reject."""
+    metrics: dict[str, float] = {}
+    if not bool(ratios.mask_T.any()):
+        return metrics
+    for criterion in settings_criteria(settings):
+        value_T = ratios.divergence(criterion)
+        value_A, rejected_T = value_T[ratios.mask_T], ~passes(value_T, criterion)
+        found = {
+            "mean": float(value_A.mean()),
+            "max": float(value_A.max()),
+            "min": float(value_A.min()),
+            "masked_fraction": ratios.share_of_tokens(rejected_T),
+            "seq_masked_fraction": ratios.share_of_samples(rejected_T),
+        }
+        metrics |= {f"rollout_corr/rollout_rs_{criterion.name}_{name}": value for name, value in found.items()}
+    return metrics
+
+
+def catastrophic(ratios: Ratios, threshold: float) -> Tensor:
+    return (ratios.token_T < math.log(threshold)) & ratios.mask_T
+
+
+def vetoed(ratios: Ratios, threshold: float) -> Tensor:
+    return (ratios.by_sample(catastrophic(ratios, threshold).double()) > 0)[ratios.sample_T]
+
+
+def veto_metrics(ratios: Ratios, threshold: float) -> dict[str, float]:
+    return {
+        "rollout_corr/rollout_is_veto_fraction": ratios.share_of_samples(vetoed(ratios, threshold)),
+        "rollout_corr/rollout_is_catastrophic_token_fraction": ratios.share_of_tokens(catastrophic(ratios, threshold)),
     }
+
+
+def off_policy(ratios: Ratios, advantages_T: Tensor | None, threshold: float) -> Tensor:
+    """DeepSeek-V3.2's off-policy sequence mask (2025, section 3.1): what the model would not write any more teaches
+    only where it was good. The mean of k1 over an answer estimates KL(rollout || trainer) of its tokens."""
+    assert advantages_T is not None  # the caller has them
+    return (ratios.divergence(Criterion("seq_mean_k1", RatioBounds(None, threshold))) > threshold) & (advantages_T < 0)
 
 
 def rejected(ratios: Ratios, keep_T: Tensor) -> dict[str, float]:

@@ -40,6 +40,7 @@ class EstimatorNeeds:
 class LossNeeds:
     needs_old_logprobs: bool = False  # even if the update is exactly on-policy
     aggregation: str | None = None  # the only one it is defined for; None: as configured
+    ratio_of_answers: bool = False  # one ratio for all tokens of an answer, the geometric mean of theirs
     weighs_answers: bool = False  # rollout correction multiplies by the geometric mean of an answer's weights
     reads: frozenset[str] = LOSS_SETTINGS  # keys of `actor` and `actor.policy_loss` that change its result
 
@@ -65,13 +66,13 @@ ESTIMATORS = {
 
 LOSSES = {
     "vanilla": LossNeeds(reads=CLIP | {"clip_ratio_c"}),
-    "gspo": LossNeeds(aggregation=BY_SEQUENCE, reads=CLIP),
+    "gspo": LossNeeds(aggregation=BY_SEQUENCE, ratio_of_answers=True, reads=CLIP),
     "sapo": LossNeeds(aggregation=BY_SEQUENCE, reads=SAPO),
     "gpg": LossNeeds(reads=NOTHING),
     "cispo": LossNeeds(reads=CLIP),
     "clip_cov": LossNeeds(needs_old_logprobs=True, reads=CLIP | CLIP_COV),
     "kl_cov": LossNeeds(needs_old_logprobs=True, reads=KL_COV),
-    "geo_mean": LossNeeds(aggregation=BY_SEQUENCE, weighs_answers=True, reads=CLIP),
+    "geo_mean": LossNeeds(aggregation=BY_SEQUENCE, ratio_of_answers=True, weighs_answers=True, reads=CLIP),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts, aggregate
-from rloom.algos.correction import k3_kl
+from rloom.algos.correction import CorrectionSettings, Ratios, k3_kl, kept, weights
 from rloom.algos.kl import FULL_KL, kl_estimator
 from rloom.algos.policy_losses import LossSettings, LossTerms, TokenLoss
 from rloom.algos.registry import resolve_policy_loss
@@ -61,6 +61,7 @@ class PolicyObjective:
     measures_gap: bool = True  # report the difference to the rollout engine's log-probs if no earlier stage did
     bypass: bool = False  # the old log-probs are the rollout engine's, so no earlier stage did
     records_tokens: bool = False
+    correction: CorrectionSettings | None = None  # of bypass mode: by the current policy, in every update
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -87,9 +88,12 @@ class PolicyObjective:
         if batch.rollout_weights_T is not None:
             weights_T = batch.rollout_weights_T
             loss_T = loss_T * (terms.geometric_mean(weights_T) if entry.weighs_answers else weights_T)
+        corrected: Shares = {}
+        if self.correction is not None:
+            loss_T, corrected = self.corrected(loss_T, output_T.detach(), batch, counts)
         loss = aggregate(loss_T, batch, self.aggregation, counts)
         entropy = aggregate(entropy_T, batch, self.aggregation, counts)
-        metrics = {"actor/pg_loss": loss.detach(), "actor/entropy": entropy.detach()}
+        metrics = {"actor/pg_loss": loss.detach(), "actor/entropy": entropy.detach()} | corrected
         for name, value_T in token_loss.parts_T.items():
             metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
         # exactly on-policy, or in bypass mode: no earlier pass computed log-probs
@@ -104,6 +108,25 @@ class PolicyObjective:
             metrics["actor/kl_loss"] = kl.detach()
             loss = loss + self.kl_coefficient * kl
         return loss, metrics
+
+    def corrected(self, loss_T: Tensor, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
+        """Weights and rejections by the ratio of the current policy to the rollout engine. A rejected token has loss 0
+        and stays in the counts. Branches of an episode, which may be in several micro-batches, are answers of their
+        own."""
+        assert self.correction is not None
+        ratios, settings = Ratios.of_members(batch, logprobs_T, batch.sample_T), self.correction
+        keep_T = kept(ratios, settings, batch.advantages_T)
+        metrics: Shares = {}
+        if settings.rejects:
+            metrics["rollout_corr/rollout_rs_masked_fraction"] = aggregate(
+                (~keep_T).to(loss_T.dtype), batch, "token-mean", counts
+            )
+        loss_T = loss_T.where(keep_T, 0)
+        if settings.rollout_is is not None:
+            weights_T = weights(ratios, settings.rollout_is, settings.weight_bounds).to(loss_T.dtype)
+            metrics["rollout_corr/rollout_is_mean"] = aggregate(weights_T, batch, "token-mean", counts)
+            loss_T = loss_T * weights_T
+        return loss_T, metrics
 
     def gap(self, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> Shares:
         """The differences between the rollout engine's and the trainer's probabilities, and the KL between them."""

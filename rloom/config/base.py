@@ -299,6 +299,39 @@ class RunTrainer(Section):
         return [self.logger] if isinstance(self.logger, str) else [*self.logger]
 
 
+class ColocateAsync(Section):
+    num_warmup_batches: int = key(
+        1,
+        "Batches of prompts whose answers are begun ahead of the step that trains them. 0: none, so that each step "
+        "waits for all answers to its own prompts.",
+        ge=0,
+    )
+
+
+class OffPolicySampler(Section):
+    max_off_policy_threshold: int = key(
+        8,
+        "Largest staleness of a group when it is trained: the updates of the weights since its oldest token was "
+        "sampled. 0: answers are trained in the step that began them.",
+        ge=0,
+    )
+    max_off_policy_strategy: Literal["drop", "wait"] = key(
+        "drop",
+        "What happens to a group that would become older. drop: the whole group is replaced by one of another prompt. "
+        "wait: a step waits for it, and no prompt is left out.",
+    )
+
+
+class V1(Section):
+    trainer_mode: Literal["sync", "colocate_async"] = key(
+        "sync",
+        "sync: a step generates its answers, then trains them. colocate_async: a step trains the first groups that are "
+        "complete and scored; unfinished answers go on in the next step, with its weights.",
+    )
+    colocate_async: ColocateAsync = section(ColocateAsync, "Generation ahead of training on the same workers.")
+    sampler: OffPolicySampler = section(OffPolicySampler, "How old the answers may be that a step trains.")
+
+
 class Trainer(RunTrainer):
     memory_check: bool = key(
         True,
@@ -310,6 +343,7 @@ class Trainer(RunTrainer):
         "Workers of single roles. By default every worker holds all roles. Workers are numbered from 0 over all "
         "machines: machine × `n_gpus_per_node` + GPU.",
     )
+    v1: V1 = section(V1, "When answers are generated and trained.", same_run=False)
     val_only: bool = key(False, "Validate and end.")
     critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0, same_run=False)
     max_actor_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the actor. null: all.", ge=1)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from rloom.algos.needs import EstimatorNeeds
 from rloom.algos.ranges import unusual_values
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
+from rloom.config.correction_checks import correction_faults, off_policy_faults, off_policy_notices
 from rloom.config.derived import (
     Needs,
     RewardKinds,
@@ -30,7 +31,7 @@ from rloom.config.keys import value_at
 from rloom.config.reward_sections import PartWeight, judge_faults, remote_faults
 from rloom.config.schema import Actor, Config, Critic, Ref, SftConfig
 from rloom.config.sections import RolloutSection
-from rloom.episodes.kinds import episode_faults
+from rloom.episodes.kinds import chosen_kinds, episode_faults
 from rloom.errors import ConfigError
 from rloom.plugins import referenced
 from rloom.rewards.kinds import always
@@ -52,7 +53,13 @@ def check(config: Config, needs: Needs) -> list[str]:
     if faults:
         raise ConfigError("\n".join(faults))
     of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
-    own = (*config.one_behaviour, *kl_loss_notices(config), *reward_notices(config), *unusual_notices(config))
+    own = (
+        *off_policy_notices(config, needs, config.max_staleness),
+        *config.one_behaviour,
+        *kl_loss_notices(config),
+        *reward_notices(config),
+        *unusual_notices(config),
+    )
     return [*of_engines, *own, *unused.notices]
 
 
@@ -119,6 +126,8 @@ def all_faults(config: Config, needs: Needs) -> list[str]:
         *validation_faults(config),
         *dapo_faults(config),
         *correction_faults(config),
+        *ahead_faults(config),
+        *off_policy_faults(config, needs, config.max_staleness),
         *reward_faults(config),
         *reward_model_faults(config),
         *remote_faults(config.reward_model.remote),
@@ -381,21 +390,25 @@ def dapo_faults(config: Config) -> Iterator[str]:
         )
 
 
-def correction_faults(config: Config) -> Iterator[str]:
-    key, section = "algorithm.rollout_correction", config.algorithm.rollout_correction
-    lower, upper = section.rollout_rs_threshold_lower, section.rollout_rs_threshold
-    if section.bypass_mode and section.enabled:
+def ahead_faults(config: Config) -> Iterator[str]:
+    """What needs all answers of a step at once, or the engine's own tokens of one version of the weights."""
+    if not config.generates_ahead:
+        return
+    key = f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
+    kind = next(iter(chosen_kinds(config).values()), None)
+    if kind is not None:
+        yield f"{key}: {', '.join(kind.set_keys(config))}: episodes of several turns end in their step; use sync"
+    if config.algorithm.filter_groups.enable:
+        yield f"{key}: algorithm.filter_groups.enable=True takes whole batches of answers; leave one of the two out"
+    if config.replays_routing:
+        yield f"{key}: router replay has the experts of one version of the weights; leave one of the two out"
+    rollout = config.actor_rollout_ref.rollout
+    engine = rollout.kind.servers if rollout.uses_servers else rollout.kind
+    if config.max_staleness and engine is not None and not engine.partial_answers:
         yield (
-            f"{key}.bypass_mode=True leaves nothing to correct: the rollout engine's log-probs are taken as the old "
-            f"policy's; leave it out, or rollout_is, rollout_rs and rollout_token_veto_threshold of {key}"
+            f"{key}: {rollout.kind.title} does not return the tokens of an answer that it has not finished, so long "
+            "answers would begin again in each step; use actor_rollout_ref.rollout.name=native, vllm or sglang"
         )
-    if section.rollout_rs is not None and upper is None:
-        yield (
-            f"{key}.rollout_rs={section.rollout_rs} needs {key}.rollout_rs_threshold, the largest ratio kept: "
-            "about 2 for token and sequence, 1.001 for geometric"
-        )
-    if lower is not None and upper is not None and lower > upper:
-        yield f"{key}.rollout_rs_threshold_lower={lower} is above {key}.rollout_rs_threshold={upper}; swap them"
 
 
 def reward_model_faults(config: Config) -> Iterator[str]:

@@ -47,8 +47,19 @@ class Needs:
     loss: LossNeeds
 
 
+REINFORCE = "gpg"  # its loss: log-probs times advantages
+
+
+def loss_mode(config: Config) -> str:
+    """The policy loss of the run."""
+    correction = config.algorithm.rollout_correction
+    if correction.bypass_mode and correction.loss_type == "reinforce":
+        return REINFORCE
+    return config.actor_rollout_ref.actor.policy_loss.loss_mode
+
+
 def declared_needs(config: Config) -> Needs:
-    estimator, loss = config.algorithm.adv_estimator, config.actor_rollout_ref.actor.policy_loss.loss_mode
+    estimator, loss = config.algorithm.adv_estimator, loss_mode(config)
     if estimator not in ESTIMATORS and not is_own(estimator, ESTIMATOR_GROUP):
         raise unknown_entry(ESTIMATOR_KEY, estimator, [*ESTIMATORS, *installed(ESTIMATOR_GROUP)])
     if loss not in LOSSES and not is_own(loss, LOSS_GROUP):
@@ -67,7 +78,8 @@ def brings_own_algorithm(config: Config) -> bool:
 def needs_old_logprobs(config: Config, loss: LossNeeds) -> bool:
     """An exactly on-policy update needs none, unless the loss, the step's KL or rollout correction reads them."""
     measures_kl = config.kl_in_reward or config.kl_only_measured
-    also_read = measures_kl or config.algorithm.rollout_correction.enabled
+    correction = config.algorithm.rollout_correction
+    also_read = measures_kl or (correction.enabled and not correction.bypass_mode)
     return not config.on_policy or loss.needs_old_logprobs or also_read
 
 

@@ -440,7 +440,22 @@ class Config(RunConfig):
     def on_policy(self) -> bool:
         """One update per batch: the policy that is trained is the one that generated the answers."""
         actor = self.actor_rollout_ref.actor
-        return self.data.train_batch_size // actor.ppo_mini_batch_size == 1 and actor.ppo_epochs == 1
+        return (
+            not self.max_staleness
+            and self.data.train_batch_size // actor.ppo_mini_batch_size == 1
+            and actor.ppo_epochs == 1
+        )
+
+    @property
+    def generates_ahead(self) -> bool:
+        """A step trains the groups that are complete first."""
+        return self.trainer.v1.trainer_mode != "sync"
+
+    @property
+    def max_staleness(self) -> int:
+        """Updates of the weights between an answer's oldest token and its training."""
+        ahead = self.generates_ahead and self.trainer.v1.colocate_async.num_warmup_batches > 0
+        return self.trainer.v1.sampler.max_off_policy_threshold if ahead else 0
 
     @property
     def critic_updates(self) -> tuple[int, int]:

@@ -87,22 +87,53 @@ class RolloutCorrection(Section):
         "Take the rollout engine's log-probs as those of the old policy, which saves a scoring pass. The clipped ratio "
         "then corrects for the gap between engine and trainer.",
     )
-    rollout_is_threshold: float = key(2.0, "Upper bound of the weights.", gt=0, switch=WEIGHTED)
-    rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.", switch=WEIGHTED)
-    rollout_rs: Literal["token", "sequence", "geometric"] | None = key(
-        None, "Reject tokens, or answers by the product or geometric mean of their ratios, if it is out of bounds."
+    loss_type: Literal["ppo_clip", "reinforce"] = key(
+        "ppo_clip",
+        "In bypass mode: the clipped loss, or reinforce, log-probs times advantages without a ratio, weighted by the "
+        "truncated ratio of the current policy to the rollout engine (`rollout_is`).",
+        switch=Switch("bypass_mode", "the old log-probs are the trainer's"),
     )
-    rollout_rs_threshold: float | None = key(None, "Upper bound of the ratio.", gt=0, switch=REJECTED)
+    rollout_is_threshold: float | str = key(
+        2.0,
+        "Upper bound of the weights. `0.5_5.0` (with both decimal points): two bounds, and weights outside of them are "
+        "0, as in IcePop.",
+        switch=WEIGHTED,
+    )
+    rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.", switch=WEIGHTED)
+    rollout_rs: str | None = key(
+        None,
+        "Reject tokens (token), or answers by the product (sequence) or geometric mean (geometric) of their ratios, if "
+        "it is out of bounds. Or verl's criteria, one or a list with commas: token_, seq_sum_ and seq_mean_ with k1, "
+        "k2 or k3, seq_max_ with k2 or k3.",
+    )
+    rollout_rs_threshold: float | str | None = key(
+        None,
+        "Upper bound of the ratio. For verl's criteria one value, or one for each with commas; for k1 an upper bound, "
+        "whose inverse is the lower one, or both as `0.5_2.0`.",
+        switch=REJECTED,
+    )
     rollout_rs_threshold_lower: float | None = key(
         None, "Lower bound of the ratio. null: 1 / the upper bound.", gt=0, switch=REJECTED
     )
     rollout_token_veto_threshold: float | None = key(
         None, "Reject an answer if one of its tokens has a ratio below this.", gt=0
     )
+    off_policy_mask_threshold: float | None = key(
+        None,
+        "Reject tokens of negative advantage in answers whose mean of log(engine probability / trainer probability) is "
+        "above this: the off-policy sequence mask of DeepSeek-V3.2.",
+        gt=0,
+    )
 
     @property
     def enabled(self) -> bool:
-        return any(value is not None for value in (self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold))
+        chosen = (self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold, self.off_policy_mask_threshold)
+        return any(value is not None for value in chosen)
+
+    @property
+    def by_current_policy(self) -> bool:
+        """In bypass mode no pass before the update knows the trainer's log-probs."""
+        return self.bypass_mode and self.enabled
 
 
 class FilterGroups(Section):

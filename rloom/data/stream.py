@@ -33,7 +33,7 @@ class RowStream(Generic[R]):
         if seed < 0:
             raise ConfigError(f"data.seed={seed}: must be 0 or more")
         self.steps_per_epoch = len(rows) // batch_size
-        self._rows = rows
+        self.rows = rows
         self._epochs = epochs
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -43,7 +43,7 @@ class RowStream(Generic[R]):
         self._order = self._order_of(0)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @property
     def epoch(self) -> int:
@@ -52,13 +52,13 @@ class RowStream(Generic[R]):
 
     def next(self) -> list[R]:
         """Raises EndOfData, and stays where it is, after the last batch of the last epoch."""
-        next_epoch = self._row + self._batch_size > len(self._rows)
+        next_epoch = self._row + self._batch_size > len(self.rows)
         if self._epochs is not None and self._epoch + next_epoch >= self._epochs:
             raise EndOfData
         if next_epoch:
             self._go_to(self._epoch + 1, row=0)
         start, self._row = self._row, self._row + self._batch_size
-        return [self._rows[row] for row in self._order[start : self._row]]
+        return [self.rows[row] for row in self._order[start : self._row]]
 
     def state(self) -> dict[str, Any]:
         """The position and the settings that it depends on. Plain JSON."""
@@ -77,16 +77,16 @@ class RowStream(Generic[R]):
                 "Set them back, or start anew with trainer.resume_mode=disable"
             )
         epoch, row = state["epoch"], state["row"]
-        if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= len(self._rows):
+        if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= len(self.rows):
             raise CheckpointError(
-                f"the saved data position is damaged: epoch {epoch!r}, row {row!r} of {len(self._rows)}; "
+                f"the saved data position is damaged: epoch {epoch!r}, row {row!r} of {len(self.rows)}; "
                 "resume from another checkpoint"
             )
         self._go_to(epoch, row=row)
 
     def _identity(self) -> dict[str, Any]:
         return {
-            "rows": len(self._rows),
+            "rows": len(self.rows),
             "data.shuffle": self._shuffle,
             "data.seed": self._seed,
         }
@@ -96,9 +96,9 @@ class RowStream(Generic[R]):
 
     def _order_of(self, epoch: int) -> list[int]:
         if not self._shuffle:
-            return list(range(len(self._rows)))
+            return list(range(len(self.rows)))
         # Sort raw bits: numpy guarantees the stream of a bit generator across releases, but not Generator.permutation.
-        bits = np.random.PCG64([self._seed, epoch]).random_raw(len(self._rows))
+        bits = np.random.PCG64([self._seed, epoch]).random_raw(len(self.rows))
         order: list[int] = np.argsort(bits, kind="stable").tolist()
         return order
 

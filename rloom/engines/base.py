@@ -95,6 +95,10 @@ class Engine(Protocol):
     def manifest(self) -> list[TensorSpec]:
         """The tensors that `weights` yields, in order, without gathering them."""
 
+    def fingerprints(self) -> Tensor:
+        """A row of two sums for each tensor of `manifest`: see engines/fingerprint.py. All ranks call it together,
+        after `weights`. Computed from the parameters themselves, unless ranks hold parts of rows."""
+
     def save(self, folder: Path, contents: frozenset[str]) -> None: ...
 
     def load(self, folder: Path, contents: frozenset[str]) -> None: ...

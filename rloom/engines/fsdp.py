@@ -35,6 +35,7 @@ from rloom.algos.objectives import Objective
 from rloom.batch import Batch, TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.distributed import SHARDS, all_gather_rows, all_reduce_max, all_reduce_norm
+from rloom.engines.fingerprint import fingerprint, stacked
 from rloom.engines.micro_batches import (
     MicroBatches,
     Tally,
@@ -324,6 +325,18 @@ class FSDPEngine:
 
     def manifest(self) -> list[TensorSpec]:
         return [TensorSpec(name, [*p.shape], dtype_name(self.dtypes[name])) for name, p in self.trainable.items()]
+
+    @torch.no_grad()
+    def fingerprints(self) -> Tensor:
+        """The sums of each rank's rows, summed over the ranks: no weights are gathered."""
+        group, own = self.mesh[SHARDS], []
+        for name, parameter in self.trainable.items():
+            first_row = group.get_local_rank() * -(-len(parameter) // group.size())
+            own.append(fingerprint(local(parameter).to(self.device, self.dtypes[name]), first_row))
+        sums_P2 = stacked(own)
+        if group.size() > 1:
+            dist.all_reduce(sums_P2, group=group.get_group())
+        return sums_P2
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         if all_reduce_max(int(not folder.is_dir())):

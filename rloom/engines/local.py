@@ -16,6 +16,7 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Objective
 from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement, TensorSpec, Update, dtype_name
+from rloom.engines.fingerprint import fingerprint, stacked
 from rloom.engines.micro_batches import Tally, accumulate_gradients, score_batches, split_batch
 from rloom.engines.optim import clip_and_step, load_moments, make_optimizer, move_moments, read_update
 from rloom.engines.storage import (
@@ -187,6 +188,9 @@ class LocalEngine:
 
     def manifest(self) -> list[TensorSpec]:
         return [TensorSpec(name, [*p.shape], dtype_name(p.dtype)) for name, p in self.trainable.items()]
+
+    def fingerprints(self) -> Tensor:
+        return stacked([fingerprint(parameter.detach().to(self.device)) for parameter in self.trainable.values()])
 
     def save(self, folder: Path, contents: frozenset[str]) -> None:
         if "model" in contents:

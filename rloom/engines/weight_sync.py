@@ -2,7 +2,8 @@
 
 Workers that train and generate load the weights of their own engine. With rollout engines on other workers, rank 0 of
 the actor broadcasts a manifest (version, names, shapes, dtypes), then the tensors in that order. Only trainable
-parameters are sent: the frozen ones are equal since both sides have read the model.
+parameters are sent: the frozen ones are equal since both sides have read the model. After each sync the fingerprints
+of what the engine holds are compared with those of the actor's parameters, where the engine's memory can be read.
 
 To another process of the same machine, tensors go as handles of shared memory: CUDA IPC, or a named block of host
 memory. A handle is opened once: torch counts the openings, and frees the memory of the sender after the last one.
@@ -11,7 +12,7 @@ memory. A handle is opened once: torch counts the openings, and frees the memory
 import io
 import json
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -23,6 +24,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from rloom.engines.base import Engine, TensorSpec, dtype_name
 from rloom.engines.distributed import NamedGroup
+from rloom.engines.fingerprint import SyncComparison, listed
+from rloom.errors import ModelError
 
 Weights = Iterator[tuple[str, Tensor]]
 
@@ -31,6 +34,9 @@ class WeightLoader(Protocol):
     """A rollout engine, as far as weights are concerned."""
 
     def load_weights(self, weights: Weights, version: int) -> None: ...
+
+    def held_weights(self) -> Mapping[str, Tensor] | None:
+        """The parameters that it computes with, by the trainer's names. None: in a layout of its own, or elsewhere."""
 
 
 class Channel(Protocol):
@@ -71,32 +77,83 @@ class Manifest:
 class WeightSync:
     """One worker's part in it. All workers that have one call `sync` together."""
 
-    def __init__(self, source: Engine | None, target: WeightLoader | None, channel: Channel | None = None) -> None:
+    def __init__(
+        self,
+        source: Engine | None,
+        target: WeightLoader | None,
+        channel: Channel | None = None,
+        *,
+        compares: bool = True,  # False: the engine's weights cannot be read, on any of the workers
+        setting: str = "",  # that chose the rollout engine, for error messages
+    ) -> None:
         self.source = source  # trains on this worker; None where `target` reads the source's own parameters
         self.target = target  # generates on this worker
         self.channel = channel  # between workers that train and workers that generate
+        self.compares, self.setting, self.comparison = compares, setting, SyncComparison()
 
     @torch.no_grad()
     def sync(self, version: int) -> None:
         if self.channel is not None and not self.channel.sends:
-            manifest = Manifest.receive(self.channel)
-            assert self.target is not None and manifest.version == version
-            self.target.load_weights(received(manifest, self.channel), version)
+            self.receive(version, self.channel)
             return
-        weights = self.source.weights() if self.source is not None else iter(())
+        if self.source is None:
+            assert self.target is not None
+            self.target.load_weights(iter(()), version)
+            return
+        specs = self.source.manifest()
+        if not specs:
+            raise ModelError(
+                f"{self.setting}: the actor has no parameter that is trained, so none is sent to the rollout engine; "
+                "its answers would stay those of the model at the start. Check actor_rollout_ref.model.target_modules"
+            )
+        weights = self.source.weights()
         if self.channel is not None:
-            self.send(weights, version, self.channel)
+            self.send(weights, Manifest(version, specs), self.channel)
         elif self.target is not None:
             self.target.load_weights(weights, version)
         else:  # a rank that only takes part in gathering
             for _ in weights:
                 pass
+        if self.compares:
+            self.compare(self.source, specs, version)
 
-    def send(self, weights: Weights, version: int, channel: Channel) -> None:
-        assert self.source is not None
-        Manifest(version, self.source.manifest()).send(channel)
-        for _, tensor in weights:
+    def compare(self, source: Engine, specs: list[TensorSpec], version: int) -> None:
+        sums_P2 = source.fingerprints()  # by all ranks of the actor together
+        if self.channel is not None:
+            self.channel.broadcast(sums_P2.to(self.channel.device))
+        elif self.target is not None:
+            self.check(self.target, specs, sums_P2, version)
+
+    def send(self, weights: Weights, manifest: Manifest, channel: Channel) -> None:
+        manifest.send(channel)
+        left = iter(manifest.tensors)
+        for name, tensor in weights:
+            if (name, [*tensor.shape]) != next(left)[:2]:  # the receivers would take it for another parameter
+                raise ModelError(f"the actor sends {name} out of the order in which it has announced its parameters")
             channel.broadcast(tensor.contiguous())
+        if missing := [spec.name for spec in left]:  # the receivers wait for them
+            raise ModelError(f"the actor did not send {listed(missing, len(manifest.tensors))}")
+
+    def receive(self, version: int, channel: Channel) -> None:
+        manifest = Manifest.receive(channel)
+        assert self.target is not None and manifest.version == version
+        self.target.load_weights(received(manifest, channel), version)
+        if self.compares:
+            sums_P2 = torch.zeros(len(manifest.tensors), 2, dtype=torch.int64, device=channel.device)
+            channel.broadcast(sums_P2)
+            self.check(self.target, manifest.tensors, sums_P2, version)
+
+    def check(self, target: WeightLoader, specs: list[TensorSpec], sums_P2: Tensor, version: int) -> None:
+        """What the engine computes with against what the actor has."""
+        held = target.held_weights()
+        faults = [] if held is None else self.comparison.differing(specs, sums_P2, held)
+        if faults:
+            raise ModelError(
+                f"{self.setting}: after the weight sync of step {version} the rollout engine does not have the actor's "
+                f"weights: {listed(faults, len(specs))}. Its answers would be those of another policy. This is an "
+                "error of rloom or of the engine: continue from the last checkpoint with another "
+                "actor_rollout_ref.rollout.name (native, hf or vllm)"
+            )
 
 
 def received(manifest: Manifest, channel: Channel) -> Weights:

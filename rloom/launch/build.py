@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +13,14 @@ from rloom.algos.correction import CorrectionSettings
 from rloom.algos.estimators import AdvantageSettings
 from rloom.algos.kl import KlControl
 from rloom.algos.objectives import PolicyObjective, ValueObjective
+from rloom.algos.off_policy import Denominator, RatioChoice, choose
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.batch import answers_of
 from rloom.config.base import RunConfig
 from rloom.config.checks import check, check_and_warn
-from rloom.config.derived import Needs, brings_own_algorithm, needs_old_logprobs
+from rloom.config.correction_checks import ratio_settings
+from rloom.config.derived import Needs, brings_own_algorithm, loss_mode
 from rloom.config.from_checkpoint import config_text, load_saved, run_directory_of, saved_root
 from rloom.config.load import expand
 from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
@@ -46,14 +48,17 @@ from rloom.launch.workers import WorkerGroups, open_groups
 from rloom.models.load import load_tokenizer
 from rloom.rewards.composite import CompositeReward, check_failures
 from rloom.rollout.base import Sampling
+from rloom.rollout.kinds import KEY as ROLLOUT_KEY
 from rloom.runs.metrics import ModelWork
 from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
+from rloom.training.ahead import AheadSampler, AheadSettings
 from rloom.training.checkpoint import read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.loop import OldLogprobs, Overlong, Roles, Settings
+from rloom.training.probe import ProbeRequests, WeightProbe
 from rloom.training.roles import Learner, MiniBatching, Scorer
 from rloom.training.sampling import DynamicSampling, Sampler
 from rloom.types import Prompt
@@ -68,7 +73,7 @@ def check_own_algorithm(config: Config) -> None:
 
 def resolved_needs(config: Config) -> Needs:
     """Of the entries themselves, those of the user's own files too."""
-    loss = resolve_policy_loss(config.actor_rollout_ref.actor.policy_loss.loss_mode)
+    loss = resolve_policy_loss(loss_mode(config))
     return Needs(resolve_algorithm(config.algorithm.adv_estimator), loss)
 
 
@@ -142,10 +147,14 @@ def open_parts(
         open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
         open_episodes(config, tokenizer, inputs.episodes, {TRAIN: prompts, HELD_OUT: held_out}) as episodes,
         open_groups(config, layout, logs) as groups,
+        ExitStack() as stack,
     ):
         at_once = scores_during_generation(config, layout)
         reward = reward_mix(config, queues, elsewhere=groups.scorers, model=groups.reward, during_generation=at_once)
         sampler = answer_sampler(config, groups.rollout, groups.weight_sync, tokenizer, reward, episodes)
+        sampler = replace(sampler, probe=weight_probe(config, groups.rollout))
+        chosen = settings(config, total, groups)
+        ahead = stack.enter_context(ahead_sampler(config, sampler, stream, chosen)) if config.generates_ahead else None
         roles = Roles(
             policy=policy_learner(config, groups.policy, groups.workers.work.get("actor"), total),
             sampler=sampler,
@@ -154,6 +163,7 @@ def open_parts(
             else critic_learner(config, groups.critic, groups.workers.work.get("critic"), total),
             reference=reference_scorer(config, groups.policy, groups.reference),
             evaluator=evaluator(config, sampler, groups.stop_ids, held_out) if held_out else None,
+            ahead=ahead,
             workers=groups.workers.all_workers,
         )
         yield PolicyParts(
@@ -162,7 +172,7 @@ def open_parts(
             [roles.policy] if roles.critic is None else [roles.policy, roles.critic],
             groups.files,
             identity,
-            settings(config, total, groups),
+            chosen,
             roles,
             stream,
             kl_control(config),
@@ -214,6 +224,27 @@ def answer_sampler(
     return Sampler(rollout, weight_sync, reward, decode, config.data.seed, episodes)
 
 
+def ahead_sampler(config: Config, sampler: Sampler, stream: PromptStream, chosen: Settings) -> AheadSampler:
+    section = config.trainer.v1
+    ahead = AheadSettings(
+        groups_per_step=config.data.train_batch_size,
+        batches_ahead=section.colocate_async.num_warmup_batches,
+        max_staleness=config.max_staleness,
+        drop=section.sampler.max_off_policy_strategy == "drop",
+    )
+    return AheadSampler(sampler, stream, ahead, chosen.sampling, chosen.answers_per_prompt, chosen.total_steps)
+
+
+def weight_probe(config: Config, rollout: Group) -> WeightProbe | None:
+    """None: the weights of the engine are the actor's own, or are compared after each sync."""
+    section = config.actor_rollout_ref.rollout
+    if not section.kind.own_model:
+        return None
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    engines = section.engines(config.workers) if section.uses_servers else 1  # all servers have one client
+    return WeightProbe(rollout, ProbeRequests(longest, section.temperature, engines), f"{ROLLOUT_KEY}={section.name}")
+
+
 def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:
     val = config.actor_rollout_ref.rollout.val_kwargs
     sampling = Sampling(
@@ -247,7 +278,8 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         overlong=overlong(config),
         dynamic_sampling=dynamic_sampling(config),
         compare_logprobs=rollout.calculate_log_probs,
-        mismatch_warning=trainer.rollout_mismatch_warning,
+        # answers of older weights differ from the trainer's by more than the engine does
+        mismatch_warning=None if config.max_staleness else trainer.rollout_mismatch_warning,
         critic_warmup=trainer.critic_warmup,
         max_failed_share=config.reward_model.max_failed_share,
         total_steps=total_steps,
@@ -274,15 +306,21 @@ def advantage_settings(config: Config) -> AdvantageSettings:
     )
 
 
+def ratio_choice(config: Config) -> RatioChoice:
+    return choose(ratio_settings(config, resolved_needs(config)), config.max_staleness)
+
+
 def old_logprobs(config: Config) -> OldLogprobs | None:
-    if config.algorithm.rollout_correction.bypass_mode:
-        return OldLogprobs.ROLLOUT
-    return OldLogprobs.TRAINER if needs_old_logprobs(config, resolved_needs(config).loss) else None
+    source = ratio_choice(config).denominator
+    return None if source is Denominator.UPDATE else OldLogprobs(source.value)
 
 
 def correction(config: Config) -> CorrectionSettings | None:
     section = config.algorithm.rollout_correction
-    return CorrectionSettings(**section.model_dump(exclude={"bypass_mode"})) if section.enabled else None
+    keys = section.model_dump(exclude={"bypass_mode", "loss_type"})
+    if not section.bypass_mode:
+        keys["rollout_is"] = ratio_choice(config).rollout_is
+    return CorrectionSettings(**keys) if section.enabled or keys["rollout_is"] else None
 
 
 def overlong(config: Config) -> Overlong | None:
@@ -310,19 +348,20 @@ def schedule(optim: Optim, total_steps: int) -> LearningRateSchedule:
 
 def policy_learner(config: Config, group: Group, work: ModelWork | None, total_steps: int) -> Learner:
     actor = config.actor_rollout_ref.actor
-    entry = resolve_policy_loss(actor.policy_loss.loss_mode)
+    entry, section = resolve_policy_loss(loss_mode(config)), config.algorithm.rollout_correction
     return Learner(
         "actor",
         group,
         objective=PolicyObjective(
-            loss_mode=actor.policy_loss.loss_mode,
+            loss_mode=loss_mode(config),
             loss_settings=loss_settings(config),
             aggregation=actor.loss_agg_mode or entry.aggregation or "token-mean",
             entropy_coefficient=actor.entropy_coeff,
             kl_coefficient=actor.kl_loss_coef if actor.use_kl_loss else None,
             kl_estimator=actor.kl_loss_type,
             measures_gap=config.actor_rollout_ref.rollout.calculate_log_probs,
-            bypass=config.algorithm.rollout_correction.bypass_mode,
+            bypass=section.bypass_mode,
+            correction=correction(config) if section.by_current_policy else None,
             records_tokens=config.trainer.log_rollouts,
         ),
         mini_batching=mini_batching(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),

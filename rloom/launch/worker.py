@@ -18,7 +18,6 @@ from rloom.data.chat import stop_token_ids
 from rloom.engines.base import Engine
 from rloom.engines.distributed import Broadcast, all_gather_objects, as_whole_group, join
 from rloom.engines.weight_sync import WeightSync
-from rloom.errors import ModelError
 from rloom.launch.engines import model_work, rank_of, reads_own_part
 from rloom.launch.model_sources import policy_source
 from rloom.launch.models import (
@@ -38,11 +37,11 @@ from rloom.launch.servers import gpus_of_workers
 from rloom.models.checkpoint_format import save_description, save_pretrained
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Request, Rollout, Sampling, WeightOwner
+from rloom.rollout.base import Rollout, WeightOwner
+from rloom.rollout.kinds import KEY as ROLLOUT_KEY
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
-from rloom.training.scoring import PendingAnswer
-from rloom.types import Prompt, Score
+from rloom.training.probe import ProbeRequests, check_first, compared
 
 log = logging.getLogger("rloom.calls")  # in the log file of a worker's process
 WEIGHT_SYNC, FILES = "weight_sync", "files"
@@ -184,9 +183,11 @@ class Worker(BaseWorker[Config]):
         if actor is None and rollout is None:
             return
         source, target = self.layout.pool_of(ACTOR), self.layout.pool_of(ROLLOUT)
+        section = self.config.actor_rollout_ref.rollout
+        checks: dict[str, Any] = {"compares": not section.kind.own_model, "setting": f"{ROLLOUT_KEY}={section.name}"}
         if source is target:
-            shares_memory = self.slot.alone and not self.config.actor_rollout_ref.rollout.kind.own_model
-            self.roles[WEIGHT_SYNC] = WeightSync(None if shares_memory else actor, rollout)
+            shares_memory = self.slot.alone and not section.kind.own_model
+            self.roles[WEIGHT_SYNC] = WeightSync(None if shares_memory else actor, rollout, **checks)
             return
         channel = None
         if self.slot.rank == 0 or rollout is not None:
@@ -194,7 +195,7 @@ class Worker(BaseWorker[Config]):
             channel = Broadcast(
                 member, 1 + target.size, address=rendezvous[WEIGHT_SYNC], device=self.device, shared=self.shares_gpu
             )
-        self.roles[WEIGHT_SYNC] = WeightSync(actor, rollout, channel)
+        self.roles[WEIGHT_SYNC] = WeightSync(actor, rollout, channel, **checks)
 
 
 class GenerationCopy:
@@ -248,26 +249,12 @@ class GatheredFiles(ModelFiles):
             save_pretrained(self.network, self.tokenizer, folder, weights)
 
 
-TOKENS = 8  # of the prompt and of the answer
-FIRST_TOKEN = 3  # lower ones are special tokens in many vocabularies
-# mean difference of log-probs; bfloat16 kernels differ by 0.01 to 0.05, wrong weights by more than 1
-LARGEST_DIFFERENCE = 0.3
-
-
 def check_agreement(
     rollout: Rollout | None, actor: Engine, name: str, longest: int, temperature: float, *, alone: bool = True
 ) -> None:
     """All ranks of the actor call it together, those without a rollout engine too. `alone`: there is one rank."""
-    prompt = tuple(range(FIRST_TOKEN, FIRST_TOKEN + min(TOKENS, longest - 1)))
-    sampling = Sampling(min(TOKENS, longest - len(prompt)), temperature=temperature, ignore_eos=True)
-    own = None if rollout is None else dict(rollout.generate([Request(prompt, sampling, seed=0)]))[0]
-    completion = next(found for found in ([own] if alone else all_gather_objects(own)) if found is not None)
-    answer = PendingAnswer(Prompt(0, (), "", prompt, ""), 0, completion, "", ())
-    batch = Batch.pack([answer.trajectory(completion, Score(1.0))])
-    difference = float((actor.score(batch) - batch.rollout_logprobs_T)[batch.mask_T].abs().mean())
-    if not difference <= LARGEST_DIFFERENCE:  # nan, too
-        raise ModelError(
-            f"actor_rollout_ref.rollout.name={name}: its log-probs differ from the trainer's by {difference:.2g} on "
-            "average, with the same weights: it does not compute this model as the trainer does; use "
-            "actor_rollout_ref.rollout.name=native or hf"
-        )
+    probe = ProbeRequests(longest, temperature)
+    own = None if rollout is None else rollout.generate_all(probe.all())
+    completions = next(found for found in ([own] if alone else all_gather_objects(own)) if found is not None)
+    trajectories = probe.trajectories(completions)
+    check_first(compared(trajectories, actor.score(Batch.pack(trajectories))), f"{ROLLOUT_KEY}={name}")

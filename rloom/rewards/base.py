@@ -51,6 +51,9 @@ class PendingScores(Protocol):
     def result(self) -> list[list[Score]]:
         """Waits. One list for each group that was submitted."""
 
+    def done(self) -> bool:
+        """Whether nothing is being computed: `result` returns, or computes them itself."""
+
     def add_done_callback(self, callback: "Callable[[Future[list[list[Score]]]], object]", /) -> None:
         """Called, in any thread, with each part that is complete or has failed; not by those that `result` computes."""
 

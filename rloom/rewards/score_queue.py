@@ -65,6 +65,9 @@ class MergedScores:
             found.update(zip(indices, pending.result(), strict=True))
         return [found[index] for index in range(self.groups)]
 
+    def done(self) -> bool:
+        return all(pending.done() for _, pending in self.shares)
+
     def add_done_callback(self, callback: "Callable[[Future[list[list[Score]]]], object]", /) -> None:
         for _, pending in self.shares:
             pending.add_done_callback(callback)

@@ -1,9 +1,11 @@
 """The rollout protocol: requests in, completions out as they finish."""
 
+import hashlib
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +15,7 @@ from rloom.errors import ModelError
 
 REPORT_EVERY_S = 0.1  # completions are sent together: a message to another process takes about a millisecond
 TURN_REPORT_S = 0.01  # in conversations, where new requests follow from completions
+UNKNOWN_VERSION = -1  # of an answer without a token
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,39 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Request:
+class Begun:
+    """An answer that was interrupted: what was sampled of it."""
+
     tokens: tuple[int, ...]
-    sampling: Sampling
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    tokens: tuple[int, ...]  # the prompt
+    sampling: Sampling  # of the whole answer, the begun tokens included
     seed: (
         int  # determines this completion, whatever else is in the batch (hf: the first seed of a batch is used for all)
     )
     conversation: int | None = None  # episode, numbered until `sleep`: a later request may begin with this one's answer
+    begun: Begun | None = None  # the answer goes on behind these tokens, with the weights of now
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """The tokens before the first one that is to be sampled."""
+        return self.tokens if self.begun is None else (*self.tokens, *self.begun.tokens)
+
+    @property
+    def without_begun(self) -> "Request":
+        """For an engine that generates whole answers only: the begun tokens are the end of the prompt, and the limit is
+        what is left of it. Its generator starts anew, so the seed is another one: draws are not repeated."""
+        if self.begun is None or not self.begun.tokens:
+            return self
+        left = self.sampling.max_new_tokens - len(self.begun.tokens)
+        assert left > 0  # an answer that has reached its limit is reported as finished, not as interrupted
+        digest = hashlib.blake2b(f"{self.seed}/{len(self.begun.tokens)}".encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest) >> 1  # torch takes 63 bits
+        return Request(self.context, replace(self.sampling, max_new_tokens=left), seed, self.conversation)
 
 
 @dataclass(frozen=True)
@@ -62,7 +91,12 @@ class CancelledRequest:
         return index == self.index
 
 
-StreamItem = Request | EndedConversation | CancelledRequest
+@dataclass(frozen=True)
+class InterruptAll:
+    """In place of a request: all unfinished requests end here, and are reported with what they have."""
+
+
+StreamItem = Request | EndedConversation | CancelledRequest | InterruptAll
 
 
 @dataclass(frozen=True)
@@ -77,11 +111,29 @@ class Completion:
     tokens_L: Tensor  # int64
     logprobs_L: Tensor  # float32
     finished: bool  # ended with a stop token
-    version: int  # of the weights
+    version: int  # of the weights; of a begun answer, of those that sampled the tokens after the begun ones
     experts_LMK: Tensor | None = (
         None  # iff the engine records routing: of the prompt's tokens, then of these; see Batch
     )
     reused_tokens: int = 0  # of the request: their keys and values were in the cache before
+    interrupted: bool = False  # stopped before its end: it has what was sampled by then, maybe no token
+    # of an answer that was interrupted, once it is whole: (tokens, version of the weights that sampled them), in order
+    runs: tuple[tuple[int, int], ...] = ()
+
+    def behind(self, begun: Begun | None) -> "Completion":
+        """The whole answer, of the begun tokens and of these."""
+        if begun is None:
+            return self
+        return replace(
+            self,
+            tokens_L=torch.cat([torch.tensor(begun.tokens, dtype=torch.long), self.tokens_L]),
+            logprobs_L=torch.cat([torch.tensor(begun.logprobs, dtype=torch.float32), self.logprobs_L]),
+        )
+
+    @classmethod
+    def without_tokens(cls, request: int, version: int) -> "Completion":
+        """An interrupted request of which nothing was sampled, or of which the engine cannot say what was."""
+        return cls(request, torch.empty(0, dtype=torch.long), torch.empty(0), False, version, interrupted=True)
 
 
 class WeightOwner(Protocol):
@@ -122,8 +174,24 @@ class Rollout(Protocol):
     def cancel(self, request: int) -> None:
         """Drop a request that is queued or being generated: `poll` will not report it."""
 
+    def interrupt(self, request: int) -> Completion:
+        """Cancel an unfinished request, and return what it has: `interrupted`, unless it has ended in the meantime.
+
+        An engine that only reports whole answers returns no further token than those that the request began with.
+        """
+        self.cancel(request)
+        return Completion.without_tokens(request, UNKNOWN_VERSION)
+
+    def interrupt_all(self, requests: Sequence[int]) -> list[Completion]:
+        """In their order. An engine may read all of them together."""
+        return [self.interrupt(request) for request in requests]
+
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights of these parameters. Called while no request is queued or being generated."""
+
+    def held_weights(self) -> Mapping[str, Tensor] | None:
+        """The parameters that it computes with, by the trainer's names. None: in a layout of its own, or elsewhere."""
+        return None
 
     def sleep(self) -> None:
         """Release memory before training."""
@@ -144,24 +212,29 @@ class Rollout(Protocol):
         """Send it requests, maybe none; it yields what finished in the next `report_every_s`, or earlier if all has.
 
         The answer of a conversation is yielded at once, since the next turn waits for it. Each completion has the index
-        of its request among all that were sent. Start it with `next`. Closed, it cancels the rest.
+        of its request among all that were sent. After InterruptAll it yields one for every unfinished request, in the
+        order of the indices. Start it with `next`. Closed, it cancels the rest.
         """
         unfinished: dict[int, tuple[int, Request]] = {}  # (index, request) by id
         sent, conversing, finished = 0, False, list[tuple[int, Completion]]()
         try:
             while True:
                 items = yield finished
+                finished, polls = [], 0
                 for item in items:
                     if isinstance(item, Request):
                         unfinished[self.submit(item)] = sent, item
                         sent, conversing = sent + 1, conversing or item.conversation is not None
+                        continue
+                    if isinstance(item, InterruptAll):
+                        finished += interrupted(self, unfinished)
+                        unfinished.clear()
                         continue
                     for number in [number for number, one in unfinished.items() if item.drops(*one)]:
                         self.cancel(number)
                         del unfinished[number]
                     if isinstance(item, EndedConversation):
                         self.end_conversation(item.conversation)
-                finished, polls = [], 0
                 until = time.monotonic() + (min(report_every_s, TURN_REPORT_S) if conversing else report_every_s)
                 most_polls = 1 if conversing else self.polls_per_report
                 if conversing and not unfinished and not items:
@@ -184,6 +257,19 @@ class Rollout(Protocol):
                 finished = stream.send(requests)
                 left, requests = left - len(finished), ()
                 yield from finished
+
+    def generate_all(self, requests: Sequence[Request]) -> list[Completion]:
+        """The completions, in the order of the requests."""
+        return [completion for _, completion in sorted(self.generate(requests), key=itemgetter(0))]
+
+
+def interrupted(rollout: Rollout, unfinished: Mapping[int, tuple[int, Request]]) -> list[tuple[int, Completion]]:
+    """`unfinished`: (index, request) by id. An engine that does not know begun tokens returns without them."""
+    completions = zip(unfinished.values(), rollout.interrupt_all(list(unfinished)), strict=True)
+    return [
+        (index, one.behind(request.begun) if one.interrupted and not len(one.tokens_L) else one)
+        for (index, request), one in completions
+    ]
 
 
 @torch.no_grad()

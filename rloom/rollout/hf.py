@@ -44,6 +44,11 @@ class HfRollout(Rollout):
     def cancel(self, request: int) -> None:
         self.waiting.pop(request, None)
 
+    def interrupt(self, request: int) -> Completion:
+        """Only requests that wait are unfinished: a call generates whole answers."""
+        begun = self.waiting.pop(request).begun
+        return Completion.without_tokens(request, self.version).behind(begun)
+
     def poll(self) -> list[Completion]:
         """One batch, from its first token to its last."""
         if not self.waiting:
@@ -58,10 +63,10 @@ class HfRollout(Rollout):
 
     def kind(self, request: Request) -> tuple[Any, ...]:
         """Equal for requests that can be in one batch."""
-        return request.sampling.without_limit, None if self.pads_prompts else len(request.tokens)
+        return request.sampling.without_limit, None if self.pads_prompts else len(request.context)
 
     def generate_batch(self, batch: Mapping[int, Request]) -> list[Completion]:
-        requests = list(batch.values())
+        requests = [request.without_begun for request in batch.values()]
         sampling, (tokens, real) = requests[0].sampling, self.pad_left(requests)
         greedy = sampling.temperature == 0
         choice = (
@@ -97,12 +102,11 @@ class HfRollout(Rollout):
         logits = torch.stack(out.logits, 1).float().cpu() / (sampling.temperature or 1.0)
         logprobs = logits.log_softmax(-1).gather(-1, written[..., None]).squeeze(-1)
         completions = []
-        for (number, request), row, logprob in zip(batch.items(), written, logprobs, strict=True):
+        for number, request, row, logprob in zip(batch, requests, written, logprobs, strict=True):
             limit = request.sampling.max_new_tokens
             length, stopped = length_to_stop(row[:limit], stop_ids)
-            completions.append(
-                Completion(number, row[:length].clone(), logprob[:length].clone(), stopped, self.version)
-            )
+            answer = Completion(number, row[:length].clone(), logprob[:length].clone(), stopped, self.version)
+            completions.append(answer.behind(batch[number].begun))
         return completions
 
     def call_generate(self, **arguments: Any) -> Any:
@@ -128,6 +132,9 @@ class HfRollout(Rollout):
         assert not self.waiting
         copy_weights(weights, self.module)
         self.version = version
+
+    def held_weights(self) -> Mapping[str, Tensor]:
+        return dict(self.module.named_parameters())
 
     def sleep(self) -> None:
         """It holds no memory between calls."""

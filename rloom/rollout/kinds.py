@@ -22,6 +22,7 @@ class ServerKind:
     command: Reference  # (config, device, dtype, key) -> command line, variables of its environment
     # the server takes weights as handles of memory on its own GPU, which is the first worker's, and only with a key
     takes_handles: bool = False
+    partial_answers: bool = False  # an interrupted request returns the tokens that were sampled of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class RolloutKind:
     own_model: bool = False  # it reads the model itself, holds a copy of the weights and gets every update
     tensor_parallel: bool = False  # several workers, or GPUs of a server, can share one engine
     records_routing: bool = False  # it returns the experts that the router chose
+    # in process, an interrupted request returns the tokens that were sampled of it. False: the next call samples them
+    # again
+    partial_answers: bool = False
     takes_engine_kwargs: bool = True
     reads_cache_keys: bool = True  # gpu_memory_utilization, max_num_batched_tokens, enforce_eager, free_cache_engine
     sleeps_on_cpu: bool = True  # free_cache_engine has an effect on a CPU
@@ -55,6 +59,7 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
         title="the native engine",
         build="rloom.launch.models:native_rollout",
         records_routing=True,
+        partial_answers=True,
         takes_engine_kwargs=False,
         gpu_sequences=1024,  # a GPU decodes 1,024 in little more time than 100; a CPU lacks the memory
         speed=None,
@@ -71,9 +76,14 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
     "vllm": RolloutKind(
         title="vLLM",
         build="rloom.launch.models:vllm_rollout",
-        servers=ServerKind(wire="rloom.launch.servers:vllm_wire", command="rloom.launch.models:vllm_server_command"),
+        servers=ServerKind(
+            wire="rloom.launch.servers:vllm_wire",
+            command="rloom.launch.models:vllm_server_command",
+            partial_answers=True,
+        ),
         own_model=True,
         tensor_parallel=True,
+        partial_answers=True,
         sleeps_on_cpu=False,
         needs_gpu=True,
         packages=("vllm",),
@@ -86,7 +96,9 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
     "sglang": RolloutKind(
         title="SGLang",
         servers=ServerKind(
-            wire="rloom.launch.servers:sglang_wire", command="rloom.launch.servers:sglang_server_command"
+            wire="rloom.launch.servers:sglang_wire",
+            command="rloom.launch.servers:sglang_server_command",
+            partial_answers=True,
         ),
         own_model=True,
         tensor_parallel=True,

@@ -30,6 +30,7 @@ STAGE_LABELS = {
     "gen": "rollout",
     "gen_greedy": "rollout_greedy",
     "reward": "reward",
+    "probe": "probe",
     "old_log_prob": "old_log_prob",
     "ref": "ref",
     "values": "compute_values",

@@ -19,6 +19,7 @@ from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, answers_of
 from rloom.data.stream import PromptStream
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.episodes.record import episode_metrics
+from rloom.errors import CheckpointError
 from rloom.rewards.composite import check_failures, common_reasons
 from rloom.rollout.base import Sampling
 from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
@@ -26,9 +27,11 @@ from rloom.runs.metrics import batch_metrics, part_metrics, throughput, utilisat
 from rloom.runs.mismatch import MismatchMonitor
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
+from rloom.training.ahead import AheadSampler, Queue
 from rloom.training.best import BestSettings
 from rloom.training.checkpoint import Checkpoints, read_state
 from rloom.training.evaluate import Evaluator
+from rloom.training.queue_file import QueueReader, write_queue
 from rloom.training.roles import Learner, Scorer
 from rloom.training.sampling import DynamicSampling, Sampler
 from rloom.training.steps import AfterStep, CompletedStep, StepLoop, always_continue, worker_metrics
@@ -89,6 +92,7 @@ class Roles:
     critic: Learner | None  # iff the algorithm needs one
     reference: Scorer | None  # iff KL is used or measured
     evaluator: Evaluator | None  # iff there are held-out prompts
+    ahead: AheadSampler | None = None  # iff answers are generated ahead of the step that trains them
     workers: Group | None = None  # all of them, iff they are other processes
 
 
@@ -100,6 +104,7 @@ class State:
     kl: KlControl
     stream: dict[str, object]  # position in the data
     reward: dict[str, Any]  # running moments
+    queue: Queue | None = None  # iff answers are generated ahead; in a file of its own
 
     def saved(self) -> dict[str, Any]:
         """As JSON."""
@@ -140,7 +145,8 @@ class Training(StepLoop):
         diagnosis: LiveDiagnosis | None = None,
         dumps: DumpWriter | None = None,
     ) -> None:
-        state = State(step=0, kl=kl, stream=stream.state(), reward=roles.sampler.reward.state())
+        queue = None if roles.ahead is None else roles.ahead.queue
+        state = State(0, kl, stream.state(), roles.sampler.reward.state(), queue)
         super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step, diagnosis)
         self.roles, self.stream, self.load_checkpoint, self.dumps = roles, stream, load_checkpoint, dumps
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
@@ -155,6 +161,7 @@ class Training(StepLoop):
 
         # 1. Generate and score: n answers to each prompt, scored while others are still being generated.
         trajectories, metrics = self.sample(step)
+        metrics |= self.probed()
         batch = Batch.pack(trajectories)
 
         # 2. Turn scores into advantages.
@@ -186,11 +193,14 @@ class Training(StepLoop):
         return StepResult(trajectories, train_batch, rewards_T, metrics, record)
 
     def state_after(self, step: int, kl: KlControl) -> State:
-        return State(step=step, kl=kl, stream=self.stream.state(), reward=self.roles.sampler.reward.state())
+        queue = None if self.roles.ahead is None else self.roles.ahead.queue
+        return State(step, kl, self.stream.state(), self.roles.sampler.reward.state(), queue)
 
     def sample(self, step: int) -> tuple[list[Trajectory], Metrics]:
         """Answers to a step's prompts; with dynamic sampling, to as many prompts as are needed."""
         s = self.settings
+        if self.roles.ahead is not None:
+            return self.sample_ahead(self.roles.ahead, step)
 
         def answer_new_prompts(seed_scope: str) -> list[Trajectory]:
             prompts = self.stream.next()
@@ -199,6 +209,24 @@ class Training(StepLoop):
         if s.dynamic_sampling is None:
             return answer_new_prompts(f"train/{step}"), {}
         return s.dynamic_sampling.fill(lambda number: answer_new_prompts(f"train/{step}/{number}"))
+
+    def sample_ahead(self, ahead: AheadSampler, step: int) -> tuple[list[Trajectory], Metrics]:
+        """The groups that are complete and scored first; the others go on in the next step."""
+        with self.stage("gen"):
+            ahead.generate(step, self.log.advance)
+        with self.stage("reward"):
+            pending, metrics = ahead.take(step)
+            trajectories = pending.scored(self.log.advance, update_moments=True)
+        self.report_failures(trajectories)
+        return trajectories, metrics
+
+    def probed(self) -> Metrics:
+        """How far the log-probs of engines and policy differ on the probe, if the engines were asked."""
+        probe = self.roles.sampler.probe
+        if probe is None or probe.asked is None:
+            return {}
+        with self.stage("probe"):
+            return probe.compare(self.roles.policy.scorer)
 
     def answer(
         self,
@@ -296,7 +324,7 @@ class Training(StepLoop):
             return train_batch, {}
         if settings is None:
             return train_batch, mismatch(train_batch, logprobs_T)
-        found = correct(train_batch, logprobs_T, settings)
+        found = correct(train_batch, logprobs_T, settings, train_batch.advantages_T)
         return replace(train_batch, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def warn_of_mismatch(self, step: int, result: StepResult) -> None:
@@ -318,6 +346,11 @@ class Training(StepLoop):
 
     def saved_state(self) -> dict[str, Any]:
         return self.state.saved()
+
+    def write(self, folder: Path) -> None:
+        super().write(folder)
+        if self.state.queue is not None:
+            write_queue(folder, self.state.queue)
 
     def record(self, step: int, result: StepResult) -> Metrics:
         s, log, train_batch = self.settings, self.log, result.train_batch
@@ -373,5 +406,19 @@ class Training(StepLoop):
         self.roles.sampler.sync_weights(version=saved["step"])
         if keep_position:
             self.stream.load(saved["stream"])
+        self.load_queue(checkpoint if keep_position else None, saved["step"])
         self.roles.sampler.reward.load(saved["reward"])
         self.state = self.state_after(saved["step"], replace(self.state.kl, coefficient=saved["kl_coefficient"]))
+
+    def load_queue(self, checkpoint: Path | None, step: int) -> None:
+        """The groups of a checkpoint. None: the data are others, and so are their prompts."""
+        ahead = self.roles.ahead
+        reader = QueueReader({prompt.index: prompt for prompt in self.stream.rows}, self.settings.answers_per_prompt)
+        queue = None if checkpoint is None else reader.read(checkpoint)
+        if ahead is not None:
+            ahead.load(Queue(admitted=step * ahead.settings.groups_per_step) if queue is None else queue)
+        elif queue is not None and queue.groups:
+            raise CheckpointError(
+                f"{checkpoint} has {len(queue.groups)} groups of answers that were generated ahead, which would be "
+                "lost with trainer.v1.trainer_mode=sync; resume with trainer.v1.trainer_mode=colocate_async"
+            )

@@ -52,6 +52,7 @@ STAGE_KEYS: dict[str, tuple[str, str]] = {
     "reward": ("scoring by the reward model", REWARD),
     "gen_greedy": ("generation", GENERATION),
     "testing": ("generation for validation", GENERATION),
+    "probe": ("scoring by the policy", scoring_keys(ROLLOUT)),
     "old_log_prob": ("scoring by the policy", scoring_keys(ROLLOUT)),
     "ref": ("scoring by the reference", scoring_keys(REFERENCE)),
     "values": ("scoring by the critic", scoring_keys(CRITIC, "ppo")),

@@ -25,6 +25,9 @@ class ModelScores:
     def result(self) -> list[list[Score]]:
         return self.scores
 
+    def done(self) -> bool:
+        return True
+
     def add_done_callback(self, callback: "Callable[[Future[list[list[Score]]]], object]", /) -> None:
         """Nothing runs beside `result`."""
 

@@ -15,6 +15,7 @@ from rloom.rewards.composite import CompositeReward
 from rloom.rollout.base import Request, Sampling
 from rloom.runtime.group import Group
 from rloom.training.dispatch import Dispatcher
+from rloom.training.probe import WeightProbe
 from rloom.training.scoring import Decode, PendingTrajectories, Progress, Scoring
 from rloom.types import Prompt
 
@@ -32,6 +33,7 @@ class Sampler:
     decode: Decode
     seed: int
     episodes: EpisodeRunner | None = None  # iff answers have several turns
+    probe: WeightProbe | None = None  # iff the weights of the rollout engines cannot be read
 
     @cached_property
     def max_unfinished(self) -> int | None:
@@ -55,13 +57,16 @@ class Sampler:
         first_row = first_group * answers_per_prompt
         if self.episodes is not None:
             return self.run_episodes(self.episodes, rows, answers_per_prompt, first_row, sampling, seed_scope, progress)
-        requests = [
-            Request(prompt.tokens, sampling, draw_seed(self.seed, seed_scope, first_row + row))
-            for row, (_, prompt) in enumerate(rows)
+        groups = [
+            [
+                Request(prompt.tokens, sampling, draw_seed(self.seed, seed_scope, first_row + row))
+                for row in range(group * answers_per_prompt, (group + 1) * answers_per_prompt)
+            ]
+            for group, prompt in enumerate(prompts)
         ]
         progress(0, len(rows))
-        self.rollout.call("wake")
-        dispatcher = Dispatcher(requests, answers_per_prompt, self.rollout.shares, self.max_unfinished)
+        self.wake()
+        dispatcher = Dispatcher(groups, self.rollout.shares, self.max_unfinished)
         with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:
             with closing(self.rollout.stream("generate_stream", dispatcher.next_requests)) as stream:
                 for share, finished in stream:
@@ -91,7 +96,7 @@ class Sampler:
             for row, (group, prompt) in enumerate(rows)
         ]
         progress(0, len(rows))
-        self.rollout.call("wake")
+        self.wake()
         tokens = runner.limits.response_tokens
         self.rollout.each("expect", [expected(planned, share, tokens) for share in range(shares)])
         with Scoring(self.reward, self.decode, answers_per_prompt=answers_per_prompt) as scoring:
@@ -118,6 +123,13 @@ class Sampler:
     def sync_weights(self, version: int) -> None:
         """The rollout engines generate with the policy's current weights from now on."""
         self.weight_sync.call("sync", version)
+        if self.probe is not None:
+            self.probe.weights_changed()
+
+    def wake(self) -> None:
+        self.rollout.call("wake")
+        if self.probe is not None:
+            self.probe.ask()
 
     def rows(self, trajectories: Sequence[Trajectory], step: int) -> list[dict[str, Any]]:
         """The rows of a dump, one for each answer."""

@@ -2,9 +2,10 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -63,7 +64,7 @@ class PendingAnswer:
             group=self.group,
             tokens_L=torch.cat([torch.tensor(prompt.tokens), completion.tokens_L]),
             logprobs_L=torch.cat([torch.zeros(before), completion.logprobs_L]),
-            turns=(Turn(before, before + after, completion.version),),
+            turns=(Turn.of_runs(before, completion.runs or ((after, completion.version),)),),
             finished=completion.finished,
             score=score,
             experts_LMK=completion.experts_LMK,
@@ -117,13 +118,16 @@ class PartScoring:
     part: MixedPart
     answers_per_prompt: int
     on_scores: "Callable[[Future[list[list[Score]]]], object]"
+    by_group: bool = False  # the scores of a group do not wait for those of others
     places: dict[int, ScoreIndex] = field(default_factory=dict)  # by row
     incomplete: dict[int, list[Decoded]] = field(default_factory=lambda: defaultdict(list))  # by group
 
     def add(self, arrived: Sequence[Decoded]) -> None:
         unit = self.part.queue.unit
         if unit is ScoringUnit.ANSWER:
-            self.submit([[answer] for answer in arrived])
+            of_group = (lambda answer: answer.group) if self.by_group else (lambda answer: 0)
+            for _, members in groupby(sorted(arrived, key=of_group), key=of_group):
+                self.submit([[answer] for answer in members])
             return
         for answer in arrived:
             self.incomplete[answer.group].append(answer)
@@ -132,9 +136,16 @@ class PartScoring:
             for group in complete:
                 self.submit([self.incomplete.pop(group)])
 
-    def finish(self) -> None:
-        """All answers have arrived."""
-        self.submit([self.incomplete[group] for group in sorted(self.incomplete)])
+    def is_scored(self, row: int, group: int) -> bool:
+        """Whether the answer waits for nothing: a batch is scored when it is taken."""
+        if self.part.queue.unit is ScoringUnit.BATCH:
+            return any(answer.row == row for answer in self.incomplete[group])
+        place = self.places.get(row)
+        return place is not None and place.scores.done()
+
+    def submit_batch(self, groups: Sequence[int]) -> None:
+        """All answers of these groups have arrived. Those that are scored together are submitted now."""
+        self.submit([self.incomplete.pop(group) for group in groups if group in self.incomplete])
 
     def submit(self, groups: Sequence[list[Decoded]]) -> None:
         if not groups:
@@ -153,9 +164,11 @@ class Scoring:
     While it decodes some answers, further ones arrive; these are decoded together next.
     """
 
-    def __init__(self, reward: CompositeReward, decode: Decode, answers_per_prompt: int) -> None:
+    def __init__(
+        self, reward: CompositeReward, decode: Decode, answers_per_prompt: int, *, by_group: bool = False
+    ) -> None:
         self.reward, self.decode = reward, decode
-        self.parts = [PartScoring(part, answers_per_prompt, self._note_error) for part in reward.parts]
+        self.parts = [PartScoring(part, answers_per_prompt, self._note_error, by_group) for part in reward.parts]
         self.generated: dict[int, Generated] = {}
         self.texts: dict[int, str] = {}  # by row
         self._arriving: SimpleQueue[Generated | None] = SimpleQueue()
@@ -164,17 +177,24 @@ class Scoring:
         self._thread = threading.Thread(target=self._run, name="decode-answers", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cancelled = error is not None  # generation failed: submit nothing more, since a judge's calls cost money
-        self._arriving.put(None)
-        self._thread.join()
+        self.stop(cancel=error is not None)
         if error is None:
             self.check()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, *, cancel: bool) -> None:
+        """`cancel`: submit nothing more, since a judge's calls cost money. Else all that has arrived is submitted."""
+        self._cancelled = cancel
+        self._arriving.put(None)
+        self._thread.join()
 
     def check(self) -> None:
         """Raise what decoding or the reward has raised by now: generation may go on for a long time."""
@@ -187,15 +207,33 @@ class Scoring:
         self.generated[row] = found
         self._arriving.put(found)
 
-    def pending(self) -> PendingTrajectories:
-        """After the context is closed: all answers in the order of their rows."""
+    def is_scored(self, row: int) -> bool:
+        """Whether the answer was decoded, and no score of it is being computed."""
+        return row in self.texts and all(part.is_scored(row, self.generated[row].group) for part in self.parts)
+
+    def take(self, rows: Sequence[int]) -> PendingTrajectories:
+        """These answers, which were decoded, in the order of their rows. They are not kept any longer."""
+        groups = sorted({self.generated[row].group for row in rows})
+        for part in self.parts:
+            part.submit_batch(groups)
+        found = [(self.generated.pop(row), self.texts.pop(row), row) for row in sorted(rows)]
         answers = [
-            PendingAnswer(
-                found.prompt, found.group, found.answer, self.texts[row], [part.places[row] for part in self.parts]
-            )
-            for row, found in sorted(self.generated.items())
+            PendingAnswer(one.prompt, one.group, one.answer, text, [part.places.pop(row) for part in self.parts])
+            for one, text, row in found
         ]
         return PendingTrajectories(answers, self.reward)
+
+    def forget(self, rows: Iterable[int]) -> None:
+        """Answers that will not be trained."""
+        for row in rows:
+            self.generated.pop(row, None)
+            self.texts.pop(row, None)
+            for part in self.parts:
+                part.places.pop(row, None)
+
+    def pending(self) -> PendingTrajectories:
+        """After the context is closed: all answers."""
+        return self.take([*self.generated])
 
     def _run(self) -> None:
         try:
@@ -203,9 +241,6 @@ class Scoring:
                 decoded = self._decoded(arrived)
                 for part in self.parts:
                     part.add(decoded)
-            for part in self.parts:
-                if not self._cancelled:
-                    part.finish()
         except BaseException as error:  # raised on the loop's thread
             self._error = error
 

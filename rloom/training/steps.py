@@ -272,7 +272,11 @@ class StepLoop(ABC):
         with self.log.span("save_checkpoint"):
             state = self.saved_state() | ({"best": self.best.saved()} if self.best is not None else {})
             kept = self.best.step if self.best is not None and self.settings.best.keep else None
-            return self.checkpoints.save(self.state.step, self.write_checkpoint, state, best=kept)
+            return self.checkpoints.save(self.state.step, self.write, state, best=kept)
+
+    def write(self, folder: Path) -> None:
+        """The folders and files of a checkpoint, beside `saved_state`."""
+        self.write_checkpoint(folder)
 
 
 def worker_metrics(workers: Group) -> Metrics:

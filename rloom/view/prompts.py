@@ -155,6 +155,7 @@ def answer_json(answer: "DumpedAnswer") -> Json:
         "prediction": answer.prediction,
         "finished": answer.finished,
         "version": answer.version,
+        **({} if answer.versions is None else {"versions": [list(run) for run in answer.versions]}),
         "turns": [list(turn) for turn in answer.turns],
         "length": answer.length,
         **({} if answer.episode is None else {"episode": answer.episode}),

@@ -18,7 +18,9 @@ LIMITS = ("rloom.models.limits", "rloom.rollout.limits")  # what `rloom plan` co
 # declarations of what each entry of a kind needs and can do, without torch
 TABLES = (
     "rloom.algos.needs",
+    "rloom.algos.off_policy",
     "rloom.algos.ranges",
+    "rloom.algos.rejection",
     "rloom.engines.kinds",
     "rloom.environments.kinds",
     "rloom.episodes.kinds",
@@ -112,7 +114,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "peft": ("rloom.models",),
     "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),
     "accelerate": ("rloom.models.load",),
-    "safetensors": ("rloom.engines", "rloom.models"),
+    "safetensors": ("rloom.engines", "rloom.models", "rloom.training.queue_file"),
     "httpx": ("rloom.net.http",),
     "httpcore": ("rloom.net.http",),
     "cloudpickle": ("rloom.api.episodes",),

@@ -15,7 +15,7 @@ from test_rollout_contract import Bench, native
 from rloom.batch import Trajectory
 from rloom.rewards.base import ScoringUnit
 from rloom.rewards.composite import CompositeReward, MixedPart
-from rloom.rollout.base import Rollout, Sampling
+from rloom.rollout.base import Begun, Completion, InterruptAll, Request, Rollout, Sampling, StreamItem
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.remote import RemoteGroup
 from rloom.training.dispatch import Dispatcher
@@ -121,12 +121,35 @@ def test_the_workers_of_a_share_get_the_same_requests_in_the_same_order(make: Ma
 def test_a_stream_that_is_closed_early_leaves_no_request_behind(make: Make, tmp_path: Path) -> None:
     never = tmp_path / "never"
     group, every = make([(0, 4), (1, 4, never)])
-    dispatcher = Dispatcher([ask([5], seed) for seed in range(40)], 1, 2, max_unfinished=4)
+    dispatcher = Dispatcher([[ask([5], seed)] for seed in range(40)], 2, max_unfinished=4)
     with closing(group.stream("generate_stream", dispatcher.next_requests)) as stream:
         for _ in range(2):
             next(stream)
     assert every.call("unfinished") == [0, 0]
     assert len(every.call("seeds")[1]) == 4
+
+
+def test_all_workers_of_a_share_are_interrupted_at_the_same_item(make: Make) -> None:
+    """Two shares of two workers each. All items of a share come at once."""
+    group, every = make([(0, 4), (0, 4), (1, 4), (1, 4)], workers_per_share=2)
+    begun = Begun((7,), (-0.5,))
+    sampling = Sampling(max_new_tokens=4)
+    first = [Request((5,), sampling, seed=10 * share + row, begun=begun) for share in range(2) for row in range(3)]
+    later = [Request((5,), sampling, seed=10 * share + 5) for share in range(2)]
+    sends = [[*first[3 * share : 3 * share + 3], InterruptAll(), later[share], InterruptAll()] for share in range(2)]
+    items: list[list[list[StreamItem]]] = [[list(send)] for send in sends]
+    found: dict[int, list[tuple[int, Completion]]] = {0: [], 1: []}
+    with closing(group.stream("generate_stream", lambda share: items[share].pop() if items[share] else None)) as stream:
+        for share, completions in stream:
+            found[share] += completions
+    for share in range(2):
+        assert [index for index, _ in found[share]] == [0, 1, 2, 3]
+        seeds = [10 * share + row for row in (0, 1, 2, 5)]
+        tokens = [one.tokens_L.tolist() for _, one in found[share]]
+        assert tokens == [[7, seeds[0]], [7, seeds[1]], [7, seeds[2]], [seeds[3]]]
+        assert all(one.interrupted and one.version == share for _, one in found[share])
+        assert every.call("interrupted_seeds")[2 * share : 2 * share + 2] == [seeds, seeds], "ranks in lock-step"
+    assert every.call("unfinished") == [0, 0, 0, 0]
 
 
 def test_an_error_of_a_worker_ends_the_stream(make: Make) -> None:

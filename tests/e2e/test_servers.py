@@ -39,7 +39,7 @@ def test_a_server_killed_in_mid_generation_changes_nothing_in_the_weights(
     tmp_path: Path, calm: Path, count: int
 ) -> None:
     # the first process that starts ends at its sixth request: the first is the comparison before the run
-    died = ("--die_at", "6", "--once", str(tmp_path.parent / "died"))
+    died = ("--die_at", "6", "--once", str(tmp_path.parent / f"died_{count}"))
     train(tmp_path, 2, *servers("sglang", *died, count=count))
     logs = [(tmp_path / "logs" / f"server_{number}.log").read_text() for number in range(count)]
     assert sorted(log.count("$ ") for log in logs) == [*[1] * (count - 1), 2]  # one was started again

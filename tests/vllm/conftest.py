@@ -3,7 +3,7 @@
 Run by `make test-vllm`, in an environment that has vLLM for CPUs; skipped in any other.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,12 @@ class Following(Rollout):
 
     def cancel(self, request: int) -> None:
         self.engine.cancel(request)
+
+    def interrupt(self, request: int) -> Completion:
+        return self.engine.interrupt(request)
+
+    def interrupt_all(self, requests: Sequence[int]) -> list[Completion]:
+        return self.engine.interrupt_all(requests)
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         assert list(weights) == []

@@ -19,6 +19,7 @@ from rloom.algos.objectives import Objective
 from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import AdamW, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.distributed import all_reduce_max
+from rloom.engines.fingerprint import fingerprint, stacked
 from rloom.engines.megatron.checkpoints import read_checkpoint, read_moments, write_model, write_moments
 from rloom.engines.megatron.flat import FlatParameters, place_parameters
 from rloom.engines.megatron.groups import MegatronGroups, make_groups
@@ -79,6 +80,7 @@ class MegatronEngine:
         self.read(source, config.model_type)
         self.pipeline = Pipeline(self.groups, placement.device, placement.dtype)
         self.tally = Tally()  # sums over the batches whose gradient is accumulated; on the last stage
+        self.sums: dict[str, Tensor] = {}  # fingerprints of the weights that were sent last
         self.optimizer: DistributedAdamW | None = None
         if optimizer is not None:
             self.optimizer = DistributedAdamW(
@@ -253,8 +255,16 @@ class MegatronEngine:
 
     @torch.no_grad()
     def weights(self) -> Iterator[tuple[str, Tensor]]:
+        self.sums = {}
         with self.on_device():
-            yield from self.weights_of.stream(self.values())
+            for name, tensor in self.weights_of.stream(self.values()):
+                self.sums[name] = fingerprint(tensor)
+                yield name, tensor
+
+    def fingerprints(self) -> Tensor:
+        """Those of what `weights` yielded last: ranks hold parts of rows, and another pass would gather all again."""
+        missing_2 = torch.zeros(2, dtype=torch.int64, device=self.device)
+        return stacked([self.sums.get(spec.name, missing_2) for spec in self.manifest()])
 
     def values(self) -> dict[str, Tensor]:
         return {name: view for flat in self.flats for name, view in flat.views(flat.data)}

@@ -22,7 +22,7 @@ from rloom.rollout.native.scheduler import (
     is_worth_cutting,
     should_prefill,
 )
-from rloom.rollout.native.session import Finished
+from rloom.rollout.native.session import Finished, Progress
 from rloom.rollout.native.slot_cache import DecodeAttention, PrefillAttention, SlotCache
 
 
@@ -99,15 +99,35 @@ class EagerSession:
         self.waiting.insert(first, number)
 
     @torch.inference_mode()
-    def cancel(self, number: int) -> None:
-        if number in self.waiting:
-            self.waiting.remove(number)
-            del self.requests[number]
-        elif number in self.request_of:
-            slot, request = self.request_of.index(number), self.requests.pop(number)
+    def cancel(self, *numbers: int) -> None:
+        cancelled = {number: self.requests.pop(number) for number in numbers if number in self.requests}
+        if not cancelled:
+            return
+        self.waiting = deque(number for number in self.waiting if number not in cancelled)
+        slots = {slot: number for slot, number in enumerate(self.request_of) if number in cancelled}
+        for slot, number in slots.items():
+            request = cancelled[number]
             if self.reused.pop(number) and request.conversation is not None:  # its next request may continue it
                 self.kept.append(KeptSlot(slot, request.conversation, request.tokens))
-            self.close_gaps({slot})
+        self.close_gaps(set(slots))
+
+    def interrupt(self, numbers: Sequence[int]) -> list[Finished]:
+        slot_of = {number: slot for slot, number in enumerate(self.request_of)}
+        waiting = set(self.waiting)
+        found = [
+            Finished.waiting(number, Progress.of(self.requests[number]))
+            if number in waiting
+            else self.read_answer(slot_of[number])
+            for number in numbers
+        ]
+        self.cancel(*numbers)
+        return found
+
+    def read_answer(self, slot: int) -> Finished:
+        """What a running sequence has: those that have ended were taken out."""
+        request, length = self.request_of[slot], int(self.written_S[slot])
+        answer = self.tokens[slot, :length].cpu().clone(), self.logprobs[slot, :length].cpu().clone()
+        return Finished(request, *answer, False, self.reused[request], interrupted=True)
 
     @property
     def keeps_conversations(self) -> bool:
@@ -178,15 +198,16 @@ class EagerSession:
             number, slot = self.waiting[0], self.count
             request = self.requests[number]
             kept = self.continued(request)
-            key = request.tokens if kept is None else number
+            context = request.context
+            key = context if kept is None else number
             if key not in index_of:
-                cached = 0 if kept is None else kept.common(request.tokens)
-                if not size.fits(len(request.tokens) - cached, cached):
+                cached = 0 if kept is None else kept.common(context)
+                if not size.fits(len(context) - cached, cached):
                     break
                 index_of[key] = len(prompts)
-                prompts.append(request.tokens[cached:])
+                prompts.append(context[cached:])
                 reused.append(cached)
-                size.add(len(request.tokens) - cached, cached)
+                size.add(len(context) - cached, cached)
             starts.append(index_of[key])
             slots.append(slot)
             self.reused[number] = reused[starts[-1]]
@@ -200,17 +221,21 @@ class EagerSession:
         return prompts, reused, slot_S, prompt_S
 
     def begin(self, slot: int, request: Request) -> None:
-        self.position_S[slot] = len(request.tokens) - 1
+        self.position_S[slot] = len(request.context) - 1
         self.written_S[slot] = 0
         self.limit_S[slot] = request.sampling.max_new_tokens
+        if (progress := Progress.of(request)) is not None:
+            begun = self.written_S[slot] = len(progress.tokens_L)
+            self.tokens[slot, :begun], self.logprobs[slot, :begun] = progress
         draws = uniform_draws([request])
         if draws is not None:
             self.uniform[slot, : draws.shape[1]] = draws[0]
 
     def continued(self, request: Request) -> KeptSlot | None:
         """The kept sequence of which the request reuses most."""
-        kept = [one for one in self.kept if one.conversation == request.conversation and one.common(request.tokens)]
-        return max(kept, key=lambda one: one.common(request.tokens), default=None)
+        context = request.context
+        kept = [one for one in self.kept if one.conversation == request.conversation and one.common(context)]
+        return max(kept, key=lambda one: one.common(context), default=None)
 
     def clear_slot(self, slot: int) -> None:
         """Move what is kept in a slot to another one. If none is free, the sequence that waits longest is dropped."""

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +16,7 @@ from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, WeightOwner, copy_weights
 from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, wanted_cache_tokens, with_queued
 from rloom.rollout.native.eager import EagerSession
-from rloom.rollout.native.session import Session
+from rloom.rollout.native.session import Finished, Progress, Session
 from rloom.rollout.native.slot_cache import SlotCache
 from rloom.rollout.native.slots import Slots
 from rloom.rollout.native.token_cache import MixedLayerShapes, ShapeProbe, TokenCache, TokenShape
@@ -69,6 +69,8 @@ class NativeRollout(Rollout):
             log.warning("triton is not installed: the native engine decodes step by step from Python, more slowly")
 
     def submit(self, request: Request) -> int:
+        assert request.begun is None or len(request.begun.tokens) < request.sampling.max_new_tokens
+        assert request.begun is None or self.routing_shape is None, "the routing of begun tokens is not recorded"
         number = next(self.ids)
         self.waiting[number] = request
         self.unfinished.add(number)
@@ -92,6 +94,24 @@ class NativeRollout(Rollout):
             self.session.cancel(request)
             self.end_if_idle(self.session)
 
+    def interrupt(self, request: int) -> Completion:
+        [completion] = self.interrupt_all([request])
+        return completion
+
+    def interrupt_all(self, requests: Sequence[int]) -> list[Completion]:
+        waiting = {number: self.waiting.pop(number) for number in requests if number in self.waiting}
+        found = {number: Finished.waiting(number, Progress.of(request)) for number, request in waiting.items()}
+        if self.session is not None:
+            try:
+                finished = self.session.interrupt([number for number in requests if number not in waiting])
+                self.end_if_idle(self.session)
+            except BaseException:
+                self.abort()
+                raise
+            found |= {one.request: one for one in finished}
+        self.unfinished.difference_update(requests)
+        return [self.completion(found[number]) for number in requests]
+
     def tokens_so_far(self, request: int) -> Tensor:
         return super().tokens_so_far(request) if self.session is None else self.session.tokens_so_far(request)
 
@@ -113,12 +133,19 @@ class NativeRollout(Rollout):
             self.abort()
             raise
         self.unfinished.difference_update(one.request for one in finished)
-        return [
-            Completion(
-                one.request, one.tokens_L, one.logprobs_L, one.stopped, self.version, one.experts_LMK, one.reused_tokens
-            )
-            for one in finished
-        ]
+        return [self.completion(one) for one in finished]
+
+    def completion(self, one: Finished) -> Completion:
+        return Completion(
+            one.request,
+            one.tokens_L,
+            one.logprobs_L,
+            one.stopped,
+            self.version,
+            one.experts_LMK,
+            one.reused_tokens,
+            one.interrupted,
+        )
 
     def open_session(self) -> Session:
         """For the first request that waits, with memory for all that can join it."""
@@ -254,6 +281,9 @@ class NativeRollout(Rollout):
         self.end_session()
         copy_weights(weights, self.network.module)
         self.version = version
+
+    def held_weights(self) -> Mapping[str, Tensor]:
+        return dict(self.network.module.named_parameters())
 
     def sleep(self) -> None:
         if not self.unfinished:

@@ -1,6 +1,7 @@
 """Generation that stays on the device: the host launches several decode steps and reads their result later."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from rloom.rollout.limits import pages_of
 from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.graph_decoder import DoneSnapshot, GraphDecoder
 from rloom.rollout.native.sampler import uniform_draws
-from rloom.rollout.native.scheduler import Progress, Scheduler
-from rloom.rollout.native.session import Finished
+from rloom.rollout.native.scheduler import Scheduler
+from rloom.rollout.native.session import Finished, Progress
 
 log = logging.getLogger(__name__)
 STEPS = 8  # launched between two reads of what is done
@@ -51,9 +52,26 @@ class GraphSession:
     def add(self, number: int, request: Request) -> None:
         self.scheduler.add(number, request)
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, *numbers: int) -> None:
         # steps in flight still write to its slot and cache; whatever reuses them is launched after those steps
-        self.scheduler.cancel(number)
+        self.scheduler.cancel(*numbers)
+
+    def interrupt(self, numbers: Sequence[int]) -> list[Finished]:
+        """Waits for the steps in flight: a sequence that ends in them has finished."""
+        decoder, scheduler, wanted = self.decoder, self.scheduler, set(numbers)
+        found = {
+            number: Finished.waiting(number, scheduler.progress.get(number))
+            for number in scheduler.waiting
+            if number in wanted
+        }
+        running = [sequence for sequence in scheduler.running if sequence.request in wanted]
+        if running:
+            found |= {one.request: one for one in self.collect(decoder.snapshot_done(running))}
+        stopped = [sequence for sequence in running if not sequence.collected]
+        if stopped:
+            found |= {one.request: one._replace(interrupted=True) for one in decoder.read_answers(stopped)}
+        scheduler.cancel(*numbers)
+        return [found[number] for number in numbers]
 
     @property
     def keeps_conversations(self) -> bool:

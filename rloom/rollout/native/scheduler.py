@@ -12,14 +12,12 @@ other sequences need them.
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from torch import Tensor
 
 from rloom.rollout.base import Request
 from rloom.rollout.limits import PAGE_TOKENS, pages_of
 from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.page_table import PageEntry
+from rloom.rollout.native.session import Progress
 
 MAX_PROMPTS = 512  # in one prefill pass: each prompt has a row of logits, whatever its length
 TURN_WAIT_STEPS = 24  # the longest wait of a few requests of conversations for others to be prefilled with
@@ -99,13 +97,6 @@ class SharedPrompt:
     readers: int = 0
 
 
-class Progress(NamedTuple):
-    """The tokens of a preempted answer, which it keeps, and their log-probs. On the host."""
-
-    tokens_L: Tensor
-    logprobs_L: Tensor
-
-
 @dataclass(eq=False)
 class KeptSequence:
     """The cache of a finished answer, which a request may continue. The last token is not in the cache."""
@@ -136,7 +127,7 @@ class RunningSequence:
     limit: int
     first_step: int  # the scheduler's step when it was admitted
     pages: list[int]  # of its own tokens
-    progress: Progress | None = None  # before it was preempted
+    progress: Progress | None = None  # before it was interrupted or preempted
     earlier: tuple[int, ...] = ()  # own tokens before the answer, iff it continues a kept sequence
     reused: int = 0  # of them, in the cache already
     collected: bool = False  # it has ended, was cancelled or was preempted
@@ -187,7 +178,7 @@ class Scheduler:
         self.kept: dict[int, list[KeptSequence]] = {}  # of conversations, the one that waits longest first
         self.requests: dict[int, Request] = {}  # that wait or run
         self.waiting: deque[int] = deque()
-        self.progress: dict[int, Progress] = {}  # of waiting requests that were preempted
+        self.progress: dict[int, Progress] = {}  # of waiting requests that were interrupted or preempted
         self.running: list[RunningSequence] = []  # in the order of admission
         self.free_slots = list(range(slots))[::-1]
         self.prompts: dict[tuple[int, ...], SharedPrompt] = {}
@@ -202,21 +193,25 @@ class Scheduler:
         first = len(self.waiting)
         if not self.waiting:
             self.waits_since = self.step
+        if (progress := Progress.of(request)) is not None:
+            self.progress[number] = progress
         if request.conversation in self.kept:
             ready = [other in self.progress or self.requests[other].conversation in self.kept for other in self.waiting]
             first = [*ready, False].index(False)
         self.waiting.insert(first, number)
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, *numbers: int) -> None:
         """The tokens before the answer of a continued sequence stay in the cache, if they are worth keeping."""
-        if number in self.waiting:
-            self.waiting.remove(number)
+        cancelled = self.requests.keys() & numbers
+        for number in [number for number in self.waiting if number in cancelled]:
             self.progress.pop(number, None)
             del self.requests[number]
-        for sequence in [sequence for sequence in self.running if sequence.request == number]:
+        self.waiting = deque(number for number in self.waiting if number not in cancelled)
+        stopped = [sequence for sequence in self.running if sequence.request in cancelled]
+        for sequence in stopped:
             if sequence.earlier:
                 self.keep(sequence, ())
-            self.release([sequence])
+        self.release(stopped)
 
     @property
     def steps_left(self) -> int:

@@ -1,10 +1,27 @@
 """A session generates for requests of one kind of sampling: it opens with the first of them and ends with the last."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from rloom.rollout.base import Request
+
+
+class Progress(NamedTuple):
+    """The tokens of an interrupted or preempted answer, which it keeps, and their log-probs. On the host."""
+
+    tokens_L: Tensor
+    logprobs_L: Tensor
+
+    @classmethod
+    def of(cls, request: Request) -> "Progress | None":
+        """None: no token of the answer was sampled yet."""
+        begun = request.begun
+        if begun is None or not begun.tokens:
+            return None
+        return cls(torch.tensor(begun.tokens), torch.tensor(begun.logprobs, dtype=torch.float32))
 
 
 class Finished(NamedTuple):
@@ -14,6 +31,14 @@ class Finished(NamedTuple):
     stopped: bool
     reused_tokens: int  # as in Completion
     experts_LMK: Tensor | None = None  # as in Completion
+    interrupted: bool = False  # as in Completion
+
+    @classmethod
+    def waiting(cls, request: int, progress: Progress | None) -> "Finished":
+        """A request that is interrupted while it waits."""
+        if progress is None:
+            progress = Progress(torch.empty(0, dtype=torch.long), torch.empty(0))
+        return cls(request, *progress, stopped=False, reused_tokens=0, interrupted=True)
 
 
 class Session(Protocol):
@@ -33,8 +58,11 @@ class Session(Protocol):
     def end_conversation(self, conversation: int) -> None:
         """Release its cache."""
 
-    def cancel(self, number: int) -> None:
-        """Stop a request, and free its slot. Its conversation goes on."""
+    def cancel(self, *numbers: int) -> None:
+        """Stop requests, and free their slots. Their conversations go on."""
+
+    def interrupt(self, numbers: Sequence[int]) -> list[Finished]:
+        """Stop requests that wait or run. Returns what each has, in this order; some may have finished."""
 
     def tokens_so_far(self, number: int) -> Tensor:
         """Of a running request; none if it waits."""

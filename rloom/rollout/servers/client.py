@@ -18,7 +18,7 @@ from torch import Tensor
 from rloom.errors import ModelError
 from rloom.net.http import Refused, Unreachable, allowed_connections
 from rloom.net.loop import EventLoop
-from rloom.rollout.base import Completion, Request, Rollout
+from rloom.rollout.base import UNKNOWN_VERSION, Begun, Completion, Request, Rollout
 from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.launch import ServerProcess
 from rloom.rollout.servers.queues import Server
@@ -40,6 +40,8 @@ MOMENT_S = 0.01  # that poll waits for the first completion
 BUCKET_BYTES = 512 << 20
 FIRST_NOTICE_S = 60.0  # after so long without a completion, the log names the servers that are waited for
 CONTROL_CONNECTIONS = 8  # of a server, beside those of requests: health, identity, weights, aborts
+# For servers to answer interrupted requests with what they have. One that has not got the request yet ignores the call.
+INTERRUPT_S, INTERRUPT_CALLS = 2.0, 4
 log = logging.getLogger(__name__)
 
 
@@ -84,6 +86,8 @@ class ServerRollout(Rollout):
         self.progress_s, self.notice_s = time.monotonic(), FIRST_NOTICE_S  # time of the last completion, next notice
         self.tasks: dict[int, Future[None]] = {}  # unfinished requests
         self.server_of: dict[int, Server] = {}  # requests that are being generated
+        self.begun: dict[int, Begun] = {}  # of unfinished requests
+        self.interrupting: set[int] = set()  # requests that servers are asked for what they have
         self.done: queue.SimpleQueue[tuple[int, Completion | Exception]] = queue.SimpleQueue()
         self._finalizer = weakref.finalize(self, close, self.loop, self.watched, self.http)
         try:
@@ -96,6 +100,8 @@ class ServerRollout(Rollout):
         if not self.tasks:
             self.progress_s, self.notice_s = time.monotonic(), FIRST_NOTICE_S
         number = next(self.ids)
+        if request.begun is not None:
+            self.begun[number] = request.begun
         self.tasks[number] = self.loop.start(self.complete(number, request))
         return number
 
@@ -103,8 +109,9 @@ class ServerRollout(Rollout):
         """Until one server has finished it. After a failure the next server begins anew."""
         try:
             while (completion := await self.attempt(number, request)) is None:
-                pass
-            self.done.put((number, completion))
+                if number in self.interrupting:
+                    return
+            self.done.put((number, completion.behind(request.begun)))
         except Exception as error:
             self.done.put((number, error))
 
@@ -115,11 +122,11 @@ class ServerRollout(Rollout):
         try:
             if label is None or not await self.watched.confirm_after_idle(server, label):
                 return None
-            answer = await self.answer(server, self.wire.generate(request, self.name_of(number)))
+            answer = await self.answer(server, self.wire.generate(request.without_begun, self.name_of(number)))
         finally:
             self.watched.queues.release(server, request.tokens)
             del self.server_of[number]
-        if answer is None or answer.aborted:
+        if answer is None or (answer.aborted and number not in self.interrupting):
             return None
         if answer.label is not None and answer.label != label:
             if server.label == label:
@@ -136,6 +143,7 @@ class ServerRollout(Rollout):
             answer.finished,
             version,
             reused_tokens=answer.reused_tokens,
+            interrupted=answer.aborted,
         )
 
     async def answer(self, server: Server, call: Call) -> ServerCompletion | None:
@@ -154,7 +162,8 @@ class ServerRollout(Rollout):
         return None
 
     def name_of(self, number: int) -> str:
-        return f"rloom-{self.run_name}-{number}"
+        """SGLang aborts all requests whose names begin with the one that is sent: no name begins with another."""
+        return f"rloom-{self.run_name}-{number}."
 
     def poll(self) -> list[Completion]:
         if not self.tasks:
@@ -167,7 +176,7 @@ class ServerRollout(Rollout):
             if isinstance(result, Exception):
                 self.abort()
                 raise result
-            del self.tasks[number]
+            self.forget_request(number)
             completions.append(result)
         if completions:
             self.progress_s, self.notice_s = time.monotonic(), FIRST_NOTICE_S
@@ -175,6 +184,66 @@ class ServerRollout(Rollout):
             self.notice_s *= 2
             log.info(f"Waiting for {self.waited_for()} ({waited_s:.0f} s without an answer)")
         return completions
+
+    def forget_request(self, number: int) -> "Future[None]":
+        self.begun.pop(number, None)
+        return self.tasks.pop(number)
+
+    def interrupt(self, request: int) -> Completion:
+        [completion] = self.interrupt_all([request])
+        return completion
+
+    def interrupt_all(self, requests: Sequence[int]) -> list[Completion]:
+        """Servers that have a route for it answer with what they have. Of others, and of one that fails meanwhile, a
+        request keeps the tokens that it began with."""
+        begun = {number: self.begun.get(number) for number in requests}
+        version = UNKNOWN_VERSION if self.watched.version is None else self.watched.version
+        self.loop.run(self.interrupt_tasks(requests))
+        found, others = dict[int, Completion](), list[tuple[int, Completion | Exception]]()
+        while not self.done.empty():
+            number, result = self.done.get()
+            if number not in begun:
+                others.append((number, result))
+            elif isinstance(result, Exception):
+                self.abort()
+                raise result
+            else:
+                found[number] = result
+        for other in others:
+            self.done.put(other)
+        return [
+            found.get(number) or Completion.without_tokens(number, version).behind(begun[number]) for number in requests
+        ]
+
+    async def interrupt_tasks(self, numbers: Sequence[int]) -> None:
+        """Requests that no server has end at once: none may be sent to one now."""
+        calls = {
+            number: (server, call)
+            for number in numbers
+            if (server := self.server_of.get(number)) is not None
+            and server.is_up
+            and (call := self.wire.interrupt(self.name_of(number))) is not None
+        }
+        self.interrupting.update(calls)
+        await self.cancel_all([number for number in numbers if number not in calls])
+        for _ in range(INTERRUPT_CALLS):
+            accepted = await asyncio.gather(*(self.is_accepted(server, call) for server, call in calls.values()))
+            calls = {number: calls[number] for number, taken in zip(calls, accepted, strict=True) if taken}
+            if calls:
+                await asyncio.wait([asyncio.wrap_future(self.tasks[number]) for number in calls], timeout=INTERRUPT_S)
+            calls = {number: call for number, call in calls.items() if not self.tasks[number].done()}
+            if not calls:
+                break
+        await self.cancel_all([number for number in numbers if number in self.tasks])
+        self.interrupting.clear()
+
+    async def is_accepted(self, server: Server, call: Call) -> bool:
+        """False: this version of the engine has no such route, or the server fails, which its other calls find."""
+        try:
+            await self.http.send(server.url, call)
+        except (Unreachable, Refused):
+            return False
+        return True
 
     def waited_for(self) -> str:
         servers = [(server, server.unfinished) for server in self.watched.servers if server.unfinished]
@@ -209,7 +278,7 @@ class ServerRollout(Rollout):
         """Close the connections, at which servers abort the requests; SGLang is sent their names, too."""
         named = [(number, self.server_of[number]) for number in numbers if number in self.server_of]
         for number in numbers:
-            self.tasks.pop(number).cancel()
+            self.forget_request(number).cancel()
         calls = [(server, self.wire.abort(self.name_of(number))) for number, server in named if server.is_up]
         await asyncio.gather(*(self.try_call(server, call) for server, call in calls if call is not None))
 

@@ -76,6 +76,9 @@ class SglangApi(ServerApi):
     def abort(self, name: str) -> Call | None:
         return Call("/abort_request", {"rid": name})
 
+    def interrupt(self, name: str) -> Call | None:
+        return self.abort(name)
+
     def release(self) -> Call:
         return Call("/release_memory_occupation", {"tags": [CACHE, WEIGHTS]})
 

@@ -60,6 +60,9 @@ class VllmApi(ServerApi):
         }
         return Call("/v1/completions", body)
 
+    def interrupt(self, name: str) -> Call | None:
+        return Call("/abort_requests", {"request_ids": [f"cmpl-{name}-0"]})  # as its route for completions names it
+
     def release(self) -> Call:
         return Call(f"/sleep?{urlencode({'level': 1})}", {})
 

@@ -113,6 +113,10 @@ class ServerApi(ABC):
         """None: the server aborts a request when its connection is closed."""
         return None
 
+    def interrupt(self, name: str) -> Call | None:
+        """After it the server answers the request with what it has, as aborted. None: it has no such route."""
+        return None
+
     @abstractmethod
     def release(self) -> Call:
         """Release GPU memory: the cache is dropped, the weights go to the host."""

@@ -3,8 +3,9 @@
 import random
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 import torch.distributed as dist
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import FinishReason
 from vllm.v1.executor import Executor
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from rloom.errors import ModelError
-from rloom.rollout.base import Completion, Request, Rollout
+from rloom.rollout.base import Begun, Completion, Request, Rollout
 from rloom.rollout.limits import with_queued
 from rloom.rollout.vllm.arguments import VllmSettings, cause_of, engine_arguments
 from rloom.rollout.vllm.weights import AdapterWeights, Weights, WholeWeights, divide_logits
@@ -64,13 +66,13 @@ class VllmRollout(Rollout):
         if settings.tensor_parallel > 1:
             self.polls_per_report = POLLS_PER_REPORT
         self.ids, self.version = count(), 0
-        self.unfinished: set[int] = set()
+        self.unfinished: dict[int, Begun | None] = {}
 
     def submit(self, request: Request) -> int:
-        number = next(self.ids)
-        prompt = {"prompt_token_ids": list(request.tokens)}
-        self.engine.add_request(str(number), prompt, self.parameters(request), lora_request=self.weights.request)
-        self.unfinished.add(number)
+        number, whole = next(self.ids), request.without_begun
+        prompt = {"prompt_token_ids": list(whole.tokens)}
+        self.engine.add_request(str(number), prompt, self.parameters(whole), lora_request=self.weights.request)
+        self.unfinished[number] = request.begun
         return number
 
     def parameters(self, request: Request) -> SamplingParams:
@@ -94,8 +96,24 @@ class VllmRollout(Rollout):
 
     def cancel(self, request: int) -> None:
         if request in self.unfinished:
-            self.unfinished.remove(request)
+            del self.unfinished[request]
             self.engine.abort_request([str(request)])
+
+    def interrupt(self, request: int) -> Completion:
+        [completion] = self.interrupt_all([request])
+        return completion
+
+    def interrupt_all(self, requests: Sequence[int]) -> list[Completion]:
+        """vLLM keeps the tokens of a request until it ends, and makes an output of them where its server aborts it."""
+        states = {state.external_req_id: state for state in self.engine.output_processor.request_states.values()}
+        outputs = [
+            states[str(number)].make_request_output([], None, FinishReason.ABORT, None, None) for number in requests
+        ]
+        completions = [replace(self.completion(output), interrupted=True) for output in outputs]
+        self.engine.abort_request([str(number) for number in requests])
+        for number in requests:
+            del self.unfinished[number]
+        return completions
 
     def poll(self) -> list[Completion]:
         if not self.unfinished:
@@ -107,19 +125,21 @@ class VllmRollout(Rollout):
             self.abort()
             raise
         completions = [self.completion(output) for output in outputs if int(output.request_id) in self.unfinished]
-        self.unfinished.difference_update(completion.request for completion in completions)
+        for completion in completions:
+            del self.unfinished[completion.request]
         return completions
 
     def completion(self, output: Any) -> Completion:
         [answer] = output.outputs
+        number = int(output.request_id)
         return Completion(
-            request=int(output.request_id),
+            request=number,
             tokens_L=torch.tensor(answer.token_ids, dtype=torch.long),
             logprobs_L=torch.tensor(answer.logprobs.logprobs, dtype=torch.float32),
             finished=answer.finish_reason == "stop",
             version=self.version,
             reused_tokens=output.num_cached_tokens or 0,
-        )
+        ).behind(self.unfinished[number])
 
     def abort(self) -> None:
         """After an error: no request is left."""

@@ -54,7 +54,7 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),  # why the score failed
         ("detail", pa.string()),  # what the reward found: a judge's words
         ("finished", pa.bool_()),
-        ("version", pa.int32()),  # version of the weights that generated it
+        ("version", pa.int32()),  # version of the weights that generated it; the oldest of several
         ("length", pa.int32()),  # tokens that the policy generated
         ("turns", pa.list_(pa.int32())),  # start and stop of each turn, counted from the first token of `tokens`
         ("tokens", pa.list_(pa.int32())),  # those after the prompt, the environment's too
@@ -66,6 +66,10 @@ SCHEMA = pa.schema(
 )
 # a dump of answers of several turns has these columns too, and one row for each branch of an episode (see episodes.py)
 EPISODE_SCHEMA = pa.schema([*SCHEMA, ("branch", pa.int32()), ("calls", pa.int32()), ("episode", pa.string())])
+# and a dump with answers that several versions of the weights generated has this one: for each run of generated tokens
+# of one version, the place after its last token, counted from the first of `tokens`, and the version
+VERSIONS = pa.field("versions", pa.list_(pa.int32()))
+SCHEMAS = (SCHEMA, EPISODE_SCHEMA, SCHEMA.append(VERSIONS), EPISODE_SCHEMA.append(VERSIONS))
 
 
 def file_name(kind: str, step: int) -> str:

@@ -21,8 +21,10 @@ from rloom.runs.dumps.index import (
     FOLDER,
     KINDS,
     SCHEMA,
+    SCHEMAS,
     TOKEN_COLUMNS,
     TOKENIZER,
+    VERSIONS,
     Index,
     Kind,
     file_name,
@@ -104,7 +106,8 @@ class DumpedAnswer:
     detail: str | None
     prediction: str | None
     finished: bool
-    version: int
+    version: int  # the oldest of several
+    versions: list[tuple[int, int]] | None  # (stop, version) of runs of tokens. None: the dump has no such column
     turns: list[tuple[int, int]]
     length: int
     episode: dict[str, Any] | None  # as episodes.py has it, iff several turns
@@ -234,8 +237,7 @@ class Dumps:
         return rows
 
     def _answer(self, row: dict[str, Any]) -> DumpedAnswer:
-        ends = row["turns"]
-        turns = list(zip(ends[::2], ends[1::2], strict=True))  # checked: pairs, within the tokens
+        turns = pairs(row["turns"])  # checked: pairs, within the tokens
         texts = self._texts.split(row["tokens"])
         own = {place for start, stop in turns for place in range(start, stop)}
         pieces = None if texts is None else [TokenText(text, place not in own) for place, text in enumerate(texts)]
@@ -251,6 +253,7 @@ class Dumps:
             prediction=row["prediction"],
             finished=row["finished"],
             version=row["version"],
+            versions=pairs(row[VERSIONS.name]) if VERSIONS.name in row else None,
             turns=turns,
             length=row["length"],
             episode=row.get("episode"),
@@ -266,12 +269,11 @@ def read_table(source: Any, columns: Sequence[str], group: int | None) -> pa.Tab
             raise DataError(f"it has more than {LARGEST_DUMP:,} bytes")
         if file.metadata.num_rows > MOST_ROWS:
             raise DataError(f"it has {file.metadata.num_rows:,} rows; a step has at most {MOST_ROWS:,}")
-        has_episodes = file.schema_arrow.equals(EPISODE_SCHEMA)
-        if not has_episodes and not file.schema_arrow.equals(SCHEMA):
+        if not any(map(file.schema_arrow.equals, SCHEMAS)):
             raise DataError("it has other columns")
         if group is not None:
             return rows_of_group(file, group)
-        if has_episodes:
+        if "branch" in file.schema_arrow.names:
             return first_branches(file.read([*columns, "branch"])).select(columns)
         return file.read([name for name in columns if name not in EPISODE_COLUMNS])
 
@@ -285,6 +287,8 @@ def check_row(number: int, row: dict[str, Any]) -> None:
         ends, count = row["turns"], len(row["tokens"])
         if len(ends) % 2 or ends != sorted(ends) or any(not 0 <= end <= count for end in ends):
             raise DataError(f"row {number} has no valid turns")
+        if VERSIONS.name in row and not are_runs(row[VERSIONS.name], ends):
+            raise DataError(f"row {number} has no valid versions")
         if any(row[name] is not None and len(row[name]) != count for name in TOKEN_COLUMNS):
             raise DataError(f"row {number} has more tokens than numbers, or fewer")
         parts = parse_row(row["parts"].encode()) if row["parts"] else {}
@@ -295,6 +299,20 @@ def check_row(number: int, row: dict[str, Any]) -> None:
             row["episode"] = read_episode(row["episode"], count)
             if row["episode"] is None:
                 raise DataError(f"row {number} has no valid episode")
+
+
+def are_runs(numbers: Sequence[int], ends: Sequence[int]) -> bool:
+    """Whether every generated token has a version: `ends` are the starts and stops of the turns."""
+    stops = numbers[::2]
+    return (
+        len(numbers) % 2 == 0
+        and stops == sorted(stops)
+        and ends[1::2] == [stop for stop in stops if stop in ends[1::2]]
+    )
+
+
+def pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _is_number_or_none(value: float | None) -> bool:
@@ -310,7 +328,7 @@ CHECKS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("data_source", "prompt", "output", "finished", "version"), lambda value: value is not None),
     **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail", "episode"), lambda value: True),
     **dict.fromkeys(("score", "accuracy"), _is_number_or_none),
-    **dict.fromkeys(("turns", "tokens"), _has_no_none),
+    **dict.fromkeys(("turns", "tokens", VERSIONS.name), _has_no_none),
     **dict.fromkeys(TOKEN_COLUMNS, lambda values: values is None or None not in values),
 }
 

@@ -19,6 +19,7 @@ from rloom.runs.dumps.index import (
     INDEX,
     SCHEMA,
     TOKENIZER,
+    VERSIONS,
     Index,
     Kind,
     file_name,
@@ -65,13 +66,17 @@ def _table(trajectories: "Sequence[Trajectory]", batch: "Batch", values_T: "dict
         **{name: _lists(offsets, _half(value_T.numpy()[kept_T])) for name, value_T in values_T.items()},
     }
     rows = len(trajectories)
-    schema = EPISODE_SCHEMA if any(t.episode is not None for t in trajectories) else SCHEMA
-    if schema is EPISODE_SCHEMA:
+    schema = SCHEMA
+    if any(t.episode is not None for t in trajectories):
+        schema = EPISODE_SCHEMA
         columns["branch"] = pa.array([t.branch for t in trajectories], pa.int32())
         columns["calls"] = pa.array(
             [0 if t.episode is None else len(t.episode.calls) for t in trajectories], pa.int32()
         )
         columns["episode"] = _array([episode_text(t) for t in trajectories], pa.string())
+    if any(turn.earlier for t in trajectories for turn in t.turns):
+        schema = schema.append(VERSIONS)
+        columns[VERSIONS.name] = _array([_versions(t) for t in trajectories], VERSIONS.type)
     return pa.table(
         [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema],
         schema=schema,
@@ -93,11 +98,17 @@ def _answer_columns(trajectories: "Sequence[Trajectory]") -> dict[str, pa.Array]
         "reason": [t.score.reason for t in trajectories],
         "detail": [t.score.detail for t in trajectories],
         "finished": [t.finished for t in trajectories],
-        "version": [min((turn.version for turn in t.turns), default=0) for t in trajectories],
+        "version": [min((turn.oldest for turn in t.turns), default=0) for t in trajectories],
         "length": [sum(turn.stop - turn.start for turn in t.turns) for t in trajectories],
         "turns": [[end - prompt_tokens(t) for x in t.turns for end in (x.start, x.stop)] for t in trajectories],
     }
     return {name: _array(values, SCHEMA.field(name).type) for name, values in found.items()}
+
+
+def _versions(trajectory: "Trajectory") -> list[int]:
+    first = prompt_tokens(trajectory)
+    runs = [run for turn in trajectory.turns for run in turn.runs]
+    return [number for run in runs for number in (run.stop - first, run.version)]
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -5,7 +5,7 @@ import { endingText, Episode, turnsOf } from "./episode.js";
 import { number, score } from "./format.js";
 import { scoreMark } from "./score.js";
 import { t } from "./texts.js";
-import { colourTokens, marked, tokenNodes } from "./tokens.js";
+import { colourTokens, marked, tokenNodes, versionText } from "./tokens.js";
 
 const TOKENS_AT_ONCE = 1500; // an element for each of 20,000 tokens would take the browser seconds
 const AHEAD_PX = 800;
@@ -90,16 +90,19 @@ function verdict(answer) {
   return el("span", { class: right ? "verdict right" : "verdict wrong" }, right ? `✓ ${t("answer.right")}` : `✗ ${t("answer.wrong")}`);
 }
 
-// The policy after this step; 0 is the model that the run began with.
-export function versionText(version) {
-  return version === 0 ? t("answer.version_start") : t("answer.version", { step: version });
+// Of an answer that was interrupted by updates of the weights: how many versions it has.
+function versionsText(answer) {
+  const versions = [...new Set((answer.versions ?? []).map(([, version]) => version))].sort((a, b) => a - b);
+  return versions.length < 2 ? null : t("answer.versions", { n: versions.length, oldest: versionText(versions[0]), newest: versionText(versions.at(-1)) });
 }
 
 function badges(answer, showsVersion) {
   const given = answer.prediction !== null && answer.prediction !== undefined;
+  const versions = versionsText(answer);
   return el("div", { class: "badges" },
     answer.episode ? episodeBadges(answer) : el("span", { class: answer.finished ? "tag" : "tag warn" }, answer.finished ? t("answer.finished") : t("answer.cut_off")),
-    showsVersion ? el("span", { class: "tag" }, t("answers.weights"), " ", versionText(answer.version)) : null,
+    showsVersion && !versions ? el("span", { class: "tag" }, t("answers.weights"), " ", versionText(answer.version)) : null,
+    versions ? el("span", { class: "tag" }, versions) : null,
     answer.turns?.length > 1 && !answer.episode ? el("span", { class: "tag" }, t("answer.turns", { n: answer.turns.length })) : null,
     given ? el("span", { class: "tag prediction" }, t("answer.prediction"), " ", el("code", {}, String(answer.prediction))) : null);
 }

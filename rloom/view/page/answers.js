@@ -1,7 +1,7 @@
 // One prompt of a step: the prompt, what is expected, and all answers side by side.
 
 import { get } from "./api.js";
-import { AnswerCard, versionText } from "./answer_card.js";
+import { AnswerCard } from "./answer_card.js";
 import { button, el, field, link, replace, select } from "./dom.js";
 import { fixed } from "./format.js";
 import { measureOf } from "./measure.js";
@@ -9,7 +9,7 @@ import { promptBox } from "./prompt_text.js";
 import { scoreMark } from "./score.js";
 import { remember, remembered } from "./settings.js";
 import { t } from "./texts.js";
-import { available, legend, scaleOf, TokenInspector } from "./tokens.js";
+import { available, legend, scaleOf, TokenInspector, versionText } from "./tokens.js";
 
 const ORDERS = {
   given: () => 0,
@@ -37,7 +37,7 @@ export async function answers(app, { path }) {
 class Answers {
   constructor(runId, kind, step, { prompt, answers: given, previous, next, steps }, measure) {
     Object.assign(this, { runId, kind, step, prompt, previous, next, steps });
-    const versions = new Set(given.map((answer) => answer.version));
+    const versions = new Set(given.flatMap((answer) => [answer.version, ...(answer.versions ?? []).map(([, version]) => version)]));
     this.version = versions.size === 1 ? [...versions][0] : null; // null: answers of different weights
     this.given = given.map((answer, i) => ({ ...answer, number: i + 1 }));
     this.quantities = available(given.flatMap((answer) => [answer, ...(answer.branches ?? [])]));

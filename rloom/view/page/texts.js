@@ -225,6 +225,7 @@ export const TEXTS = {
   "answer.cut_off": "cut off",
   "answer.version": "after step {step}",
   "answer.version_start": "as at the start",
+  "answer.versions": "{n} versions of the weights: {oldest} … {newest}",
   "answer.turns": "{n} turns",
   "answer.prediction": "prediction",
   "answer.failed": "No score:",

@@ -83,6 +83,16 @@ export function colourTokens(nodes, answer, name, scale) {
   }
 }
 
+// The policy after this step; 0 is the model that the run began with.
+export function versionText(version) {
+  return version === 0 ? t("answer.version_start") : t("answer.version", { step: version });
+}
+
+// Of the weights that sampled token i. Undefined: no answer of the step has several versions.
+function versionOf(answer, i) {
+  return answer.versions?.find(([stop]) => i < stop)?.[1];
+}
+
 // A box that follows the pointer, or the arrow keys while the answer has the focus.
 export class TokenInspector {
   constructor() {
@@ -121,6 +131,8 @@ export class TokenInspector {
     const piece = answer.pieces[i];
     const values = piece.masked ? [] : Object.entries(QUANTITIES).filter(([, { field }]) => answer[field])
       .map(([name, { field }]) => [t(`token.${name}`), fixed(answer[field][i] ?? null, 4)]);
+    const version = piece.masked ? undefined : versionOf(answer, i);
+    if (version !== undefined) values.push([t("answers.weights"), versionText(version)]);
     const probability = answer.logprobs && !piece.masked && answer.logprobs[i] !== null ? `${(100 * Math.exp(answer.logprobs[i])).toFixed(2)}\u202f%` : NONE;
     replace(this.node,
       el("div", { class: "inspected" }, el("code", {}, JSON.stringify(piece.text)), el("span", { class: "muted" }, t("token.place", { i: i + 1, n: answer.pieces.length }))),

@@ -1,6 +1,8 @@
 """Rollout correction on ratios made by hand. The rollout's log-probs are 0: the trainer's are the log-ratios."""
 
 import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.correction import CorrectionSettings, correct, mismatch
+from rloom.algos.rejection import bounds_of, criteria
 from rloom.batch import Batch
 from tests.algos_samples import MIXED, batch_of
 
@@ -171,3 +174,105 @@ def test_nothing_is_ever_infinite(settings: CorrectionSettings, gap: float, batc
 
 def test_no_token_no_mismatch() -> None:
     assert mismatch(batch_of([".."], [1.0]), torch.zeros(2)) == {}
+
+
+# verl's criteria and IcePop: ratios 4, 1/2 and 1 as above; the answers have k1 (-log 4, log 2) and (0)
+
+K2 = [math.log(4) ** 2 / 2, math.log(2) ** 2 / 2]  # 0.961, 0.240
+K3 = [3 - math.log(4), math.log(2) - 0.5]  # 1.614, 0.193
+
+
+@pytest.mark.parametrize(
+    ("name", "threshold", "kept"),
+    [
+        ("token_k1", 3.0, [0, 1, 1]),
+        ("token_k1", "0.2_1.9", [1, 0, 1]),  # the bounds of 1 / r: 1/4 and 2
+        ("token_k1", "0.3_2.1", [0, 1, 1]),
+        ("token_k2", 0.5, [0, 1, 1]),
+        ("token_k2", 0.2, [0, 0, 1]),
+        ("token_k3", "1.7", [1, 1, 1]),
+        ("token_k3", 0.19, [0, 0, 1]),
+        ("seq_sum_k1", 1.9, [0, 0, 1]),  # the sum is -log 2
+        ("seq_sum_k1", "0.49_1.0", [1, 1, 1]),
+        ("seq_sum_k2", sum(K2) + 0.01, [1, 1, 1]),
+        ("seq_sum_k2", sum(K2) - 0.01, [0, 0, 1]),
+        ("seq_sum_k3", sum(K3) - 0.01, [0, 0, 1]),
+        ("seq_mean_k1", 1.4, [0, 0, 1]),  # its mean is -log 2 / 2
+        ("seq_mean_k1", 1.5, [1, 1, 1]),
+        ("seq_mean_k2", sum(K2) / 2 - 0.01, [0, 0, 1]),
+        ("seq_mean_k3", sum(K3) / 2 + 0.01, [1, 1, 1]),
+        ("seq_max_k2", K2[0] - 0.01, [0, 0, 1]),
+        ("seq_max_k3", K3[0] + 0.01, [1, 1, 1]),
+        ("token_k1,seq_mean_k3", "5,0.5", [0, 0, 1]),
+        ("token_k2, token_k1, token_k2", "0.5,1.9", [0, 0, 1]),  # each counts once
+        ("token_k2,token_k3", 0.5, [0, 1, 1]),
+    ],
+)
+def test_criteria_of_verl_by_hand(name: str, threshold: float | str, kept: list[int]) -> None:
+    found = correct(BATCH, TRAINER_T, CorrectionSettings(rollout_rs=name, rollout_rs_threshold=threshold))
+    assert found.keep_T[BATCH.loss_mask_T].tolist() == [bool(k) for k in kept]
+
+
+def test_each_criterion_is_measured_alone() -> None:
+    settings = CorrectionSettings(rollout_rs="token_k2,seq_max_k3", rollout_rs_threshold="0.5,1")
+    metrics = correct(BATCH, TRAINER_T, settings).metrics
+    own = {name.removeprefix("rollout_corr/rollout_rs_"): value for name, value in metrics.items() if "_rs_" in name}
+    assert own == pytest.approx(
+        {
+            "token_k2_mean": sum(K2) / 3,
+            "token_k2_max": K2[0],
+            "token_k2_min": 0.0,
+            "token_k2_masked_fraction": 1 / 3,
+            "token_k2_seq_masked_fraction": 1 / 2,
+            "seq_max_k3_mean": 2 * K3[0] / 3,
+            "seq_max_k3_max": K3[0],
+            "seq_max_k3_min": 0.0,
+            "seq_max_k3_masked_fraction": 2 / 3,
+            "seq_max_k3_seq_masked_fraction": 1 / 2,
+            "masked_fraction": 2 / 3,
+            "seq_masked_fraction": 1 / 2,
+        }
+    )
+
+
+def test_icepop_gives_tokens_outside_of_the_bounds_no_weight() -> None:
+    assert weights(rollout_is="token", rollout_is_threshold="0.6_5.0") == pytest.approx([0, 4, 0, 0, 1, 0, 0])
+    assert weights(rollout_is="token", rollout_is_threshold="0.5_4.0") == pytest.approx([0, 4, 0.5, 0, 1, 0, 0])
+    assert weights(rollout_is="sequence", rollout_is_threshold="0.5_1.5") == pytest.approx([0, 0, 0, 0, 1, 0, 0])
+    assert weights(rollout_is="token", rollout_is_threshold="2.0") == pytest.approx([0, 2, 0.5, 0, 1, 0, 0])
+    metrics = weight_metrics(CorrectionSettings(rollout_is="token", rollout_is_threshold="0.6_5.0"))
+    assert metrics["oob_ratio"] == pytest.approx(1 / 3) and metrics["mean"] == pytest.approx(5 / 3)
+    assert metrics["ratio_fraction_low"] == pytest.approx(1 / 3) and metrics["ratio_fraction_high"] == 0
+
+
+def test_the_sequence_mask_keeps_good_answers_and_near_ones() -> None:
+    """Both answers have log(rollout / trainer) of 0.4 on average: log 1/4 and log 2 would be less than 0."""
+    trainer_T = numbers([9, -0.6, -0.2, 9, -0.4, 9, 3])
+    advantages_T = numbers([0, -1, -1, 0, 2, 0, -1])
+
+    def kept(threshold: float) -> list[bool]:
+        settings = CorrectionSettings(off_policy_mask_threshold=threshold)
+        found = correct(BATCH, trainer_T, settings, advantages_T)
+        share = found.metrics["rollout_corr/off_policy_masked_fraction"]
+        assert share == pytest.approx(1 - found.keep_T[BATCH.loss_mask_T].double().mean())
+        return found.keep_T[BATCH.loss_mask_T].tolist()
+
+    assert kept(0.39) == [False, False, True]
+    assert kept(0.41) == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (lambda: bounds_of("5.0_0.5"), "5.0 is above 0.5; write LOWER_UPPER"),
+        (lambda: bounds_of("a_2.0"), "a is no number"),
+        (lambda: bounds_of(0.0), "0.0 is not above 0"),
+        (lambda: criteria("token_k4", 1), "token_k4 is neither token, sequence, geometric nor a list of token_k1"),
+        (lambda: criteria("seq_max_k1", 1), "seq_max_k1 is neither"),
+        (lambda: criteria("token_k1,token_k2", "1,2,3"), "1,2,3 has 3 values for 2 criteria"),
+        (lambda: criteria("token_k2", "0.5_2.0"), "token_k2 has an upper bound alone, not 0.5_2.0"),
+    ],
+)
+def test_other_forms_are_named(read: Callable[[], object], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        read()

@@ -28,6 +28,27 @@ def test_packing_lays_samples_end_to_end() -> None:
     assert batch.valid_N.tolist() == [True, False]
 
 
+def test_a_turn_of_one_version_has_one_run() -> None:
+    turn = Turn(2, 5, version=3)
+    assert turn == Turn.of_runs(2, [(3, 3)]) and turn.runs == (turn,)
+    assert (turn.versions, turn.oldest, turn.newest) == ((3,), 3, 3)
+    assert [turn.version_of(token) for token in (2, 3, 4)] == [3, 3, 3]
+
+
+def test_a_turn_of_several_versions_has_a_run_of_tokens_for_each() -> None:
+    """After a prompt of 2 tokens: 3 of version 5, none of 6, 1 and 1 of 7, 2 of 8."""
+    turn = Turn.of_runs(2, [(3, 5), (0, 6), (1, 7), (1, 7), (2, 8)])
+    assert turn == Turn(2, 9, version=8, earlier=((5, 5), (7, 7)))
+    assert turn.runs == (Turn(2, 5, 5), Turn(5, 7, 7), Turn(7, 9, 8))
+    assert [turn.version_of(token) for token in range(2, 9)] == [5, 5, 5, 7, 7, 8, 8]
+    assert (turn.versions, turn.oldest, turn.newest) == ((5, 7, 8), 5, 8)
+
+
+def test_runs_without_tokens_do_not_count() -> None:
+    assert Turn.of_runs(4, [(2, 6), (0, 9)]) == Turn(4, 6, 6)
+    assert Turn.of_runs(4, [(0, 5), (0, 6)]) == Turn(4, 4, 6), "an answer without a token"
+
+
 def test_the_tokens_of_a_failed_sample_do_not_teach() -> None:
     batch = batch_of([".w", ".w-w"], [None, 1.0])
     assert batch.mask_T.tolist() == [False, True, False, True, False, True]

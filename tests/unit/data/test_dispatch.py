@@ -6,10 +6,13 @@ from rloom.rollout.base import Request, Sampling
 from rloom.training.dispatch import Dispatcher
 
 
-def requests(lengths: Sequence[int], n: int = 1) -> list[Request]:
-    """The seed is the row."""
-    prompts = [tuple(range(length)) for length in lengths for _ in range(n)]
-    return [Request(tokens, Sampling(max_new_tokens=4), seed) for seed, tokens in enumerate(prompts)]
+def requests(lengths: Sequence[int], n: int = 1) -> list[list[Request]]:
+    """A group for each length. The seed is the row."""
+    sampling = Sampling(max_new_tokens=4)
+    return [
+        [Request(tuple(range(length)), sampling, group * n + member) for member in range(n)]
+        for group, length in enumerate(lengths)
+    ]
 
 
 def rows(dispatcher: Dispatcher, share: int) -> list[int] | None:
@@ -19,13 +22,13 @@ def rows(dispatcher: Dispatcher, share: int) -> list[int] | None:
 
 def test_what_fits_is_divided_at_once_and_balanced_by_tokens() -> None:
     for limit in (3, 100, None):
-        dispatcher = Dispatcher(requests([9, 1, 8, 4, 1, 3]), 1, 2, limit)
+        dispatcher = Dispatcher(requests([9, 1, 8, 4, 1, 3]), 2, limit)
         assert [rows(dispatcher, share) for share in (0, 1)] == [[0, 1, 5], [2, 3, 4]]
         assert [rows(dispatcher, share) for share in (0, 1)] == [[], []]
 
 
 def test_a_share_gets_the_next_prompt_when_it_has_finished_one_answer() -> None:
-    dispatcher = Dispatcher(requests([7] * 6), 1, 2, max_unfinished=2)
+    dispatcher = Dispatcher(requests([7] * 6), 2, max_unfinished=2)
     assert [rows(dispatcher, share) for share in (0, 1)] == [[0, 2], [1, 3]]
     assert (rows(dispatcher, 0), rows(dispatcher, 1)) == ([], [])
     assert dispatcher.finish(1, 1) == 3
@@ -40,7 +43,7 @@ def test_a_share_gets_the_next_prompt_when_it_has_finished_one_answer() -> None:
 
 
 def test_the_answers_to_a_prompt_stay_together_even_if_they_are_more_than_the_limit() -> None:
-    dispatcher = Dispatcher(requests([5, 5, 5], n=4), 4, 2, max_unfinished=3)
+    dispatcher = Dispatcher(requests([5, 5, 5], n=4), 2, max_unfinished=3)
     assert [rows(dispatcher, share) for share in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     dispatcher.finish(0, 0)
     assert rows(dispatcher, 0) == [], "three are unfinished"
@@ -49,16 +52,16 @@ def test_the_answers_to_a_prompt_stay_together_even_if_they_are_more_than_the_li
 
 
 def test_the_longest_prompts_are_first_so_that_later_ones_fit_what_was_allocated_for_them() -> None:
-    dispatcher = Dispatcher(requests([1, 2, 9, 3, 8, 4]), 1, 2, max_unfinished=1)
+    dispatcher = Dispatcher(requests([1, 2, 9, 3, 8, 4]), 2, max_unfinished=1)
     assert [rows(dispatcher, share) for share in (0, 1)] == [[2], [4]]
     dispatcher.finish(0, 0)
     assert rows(dispatcher, 0) == [5]
 
 
 def test_one_share_gets_everything_at_once() -> None:
-    assert rows(Dispatcher(requests([1, 3, 2]), 1, 1, max_unfinished=1), 0) == [0, 1, 2]
+    assert rows(Dispatcher(requests([1, 3, 2]), 1, max_unfinished=1), 0) == [0, 1, 2]
 
 
 def test_fewer_prompts_than_shares_leave_a_share_without_work() -> None:
-    dispatcher = Dispatcher(requests([6], n=2), 2, 2, max_unfinished=8)
+    dispatcher = Dispatcher(requests([6], n=2), 2, max_unfinished=8)
     assert (rows(dispatcher, 0), rows(dispatcher, 1)) == ([0, 1], None)

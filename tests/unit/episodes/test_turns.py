@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -18,7 +19,17 @@ from rloom.episodes.runner import Turns
 from rloom.episodes.template import RenderedConversation
 from rloom.net.loop import EventLoop
 from rloom.rollout import base
-from rloom.rollout.base import CancelledRequest, Completion, EndedConversation, Request, Rollout, Sampling, StreamItem
+from rloom.rollout.base import (
+    Begun,
+    CancelledRequest,
+    Completion,
+    EndedConversation,
+    InterruptAll,
+    Request,
+    Rollout,
+    Sampling,
+    StreamItem,
+)
 from rloom.types import Prompt, Score
 
 NEVER_S = 10**6
@@ -100,6 +111,37 @@ def test_a_request_that_nobody_waits_for_is_cancelled_and_its_conversation_goes_
     assert stream.send([CancelledRequest(0), CancelledRequest(1)]) == [], "the first has finished"
     assert list(rollout.left) == [2] and not rollout.ended
     assert indices(stream.send([CancelledRequest(2), ask(1, 5)])) == [3]
+
+
+def test_an_engine_without_partial_answers_reports_what_its_requests_began_with() -> None:
+    """It does not know begun tokens, and cancels what it is told to interrupt."""
+    rollout = CountingRollout()
+    stream = rollout.generate_stream(report_every_s=0.0)
+    next(stream)
+    begun = replace(ask(9, None), begun=Begun((7, 8), (-0.5, -0.25)))
+    assert stream.send([ask(9, None), ask(1, None), begun]) != []
+    found = stream.send([ask(9, None), InterruptAll(), ask(2, None), InterruptAll()])
+    assert indices(found) == [0, 2, 3, 4] and not rollout.left
+    assert [one.tokens_L.tolist() for _, one in found] == [[], [7, 8], [], []]
+    assert found[1][1].logprobs_L.tolist() == [-0.5, -0.25]
+    assert all(one.interrupted and not one.finished for _, one in found)
+    polls = rollout.polls
+    assert stream.send([InterruptAll()]) == [] and stream.send([CancelledRequest(0)]) == []
+    assert rollout.polls == polls, "nothing is unfinished"
+    assert indices(stream.send([ask(1, None)])) == [5], "indices count requests only"
+
+
+def test_an_engine_that_raises_while_it_is_interrupted_is_left_without_requests() -> None:
+    class Failing(CountingRollout):
+        def interrupt(self, request: int) -> Completion:
+            raise RuntimeError("no more memory")
+
+    rollout = Failing()
+    stream = rollout.generate_stream()
+    next(stream)
+    with pytest.raises(RuntimeError, match="no more memory"):
+        stream.send([ask(9, None), ask(9, None), InterruptAll()])
+    assert not rollout.left
 
 
 def test_an_engine_whose_episodes_all_wait_for_tools_is_not_polled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.eager import EagerSession
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.graph_session import GraphSession
-from rloom.rollout.native.scheduler import PrefillPass, Progress, Scheduler
+from rloom.rollout.native.scheduler import PrefillPass, Scheduler
+from rloom.rollout.native.session import Progress
 from tests.helpers import policy
 from tests.paged_engine import assert_pages_are_held_once, assert_same, in_torch, paged_rollout
 

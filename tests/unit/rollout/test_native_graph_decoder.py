@@ -20,6 +20,7 @@ from rloom.rollout.native import graph_session
 from rloom.rollout.native.engine import NativeRollout
 from tests.families import tiny_model
 from tests.helpers import engine_of, policy
+from tests.interruptions import in_phases
 from tests.requests import ask, sampled
 
 pytestmark = [
@@ -162,6 +163,17 @@ def test_the_tokens_so_far_are_the_beginning_of_the_answer(
     while not (found := rollout.poll()):
         assert rollout.tokens_so_far(number).tolist()[: len(begun)] == begun
     assert len(begun) == 2 and found[0].tokens_L.tolist()[:2] == begun
+
+
+def test_an_interrupted_answer_goes_on_as_if_it_had_not_been(
+    small_batches: None, network: PolicyNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two steps in flight when it is interrupted: they are waited for."""
+    monkeypatch.setattr(graph_session, "STEPS", 1)
+    rollout, requests = rollout_of(network), sampled(asked(P, Q), LUCKY)
+    found, begun = in_phases(rollout, requests, [2, 0])
+    assert begun == 4, "both, in each of the two interruptions"
+    assert_same(found, by_torch(network, requests, LUCKY))
 
 
 def test_the_cache_grows_with_what_is_asked_for_and_stays(small_batches: None, network: PolicyNetwork) -> None:

@@ -6,7 +6,8 @@ from rloom.rollout.base import Sampling
 from rloom.rollout.limits import cache_capacity, pages_of, wanted_cache_tokens
 from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.page_table import PageEntry, PageTable
-from rloom.rollout.native.scheduler import Progress, RunningSequence, Scheduler
+from rloom.rollout.native.scheduler import RunningSequence, Scheduler
+from rloom.rollout.native.session import Progress
 from tests.requests import ask, sampled
 
 A, B, C = (1, 2, 3), (4, 5, 6), (7, 8, 9)

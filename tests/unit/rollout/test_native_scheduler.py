@@ -13,7 +13,8 @@ from rloom.rollout.base import Request, Sampling
 from rloom.rollout.native import scheduler as schedule_module
 from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.graphs import Graphs, batch_of
-from rloom.rollout.native.scheduler import Progress, RunningSequence, Scheduler
+from rloom.rollout.native.scheduler import RunningSequence, Scheduler
+from rloom.rollout.native.session import Progress
 from rloom.rollout.native.slots import MOST_STOP_IDS, Slots
 from tests.requests import ask, sampled
 

@@ -16,21 +16,23 @@ from rloom.engines.local import LocalEngine
 from rloom.errors import ModelError, WorkerError
 from rloom.import_path import OWN_FOLDER
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Completion, Request, Rollout, Sampling
+from rloom.rollout.base import Completion, InterruptAll, Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.servers.client import ClientSettings, ServerRollout, ServerSpec
 from rloom.rollout.servers.sglang import SglangApi
 from rloom.rollout.servers.trtllm import TrtllmApi
+from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, SHARED, ServerApi, TransferSettings
 from rloom.runtime.nodes import free_port
-from tests.fake_servers import FakeSglang, FakeTrtllm
+from tests.fake_servers import KINDS, FakeServer, FakeSglang, FakeTrtllm
 from tests.helpers import engine_of, policy
+from tests.interruptions import continued
 from tests.ranks import forkserver
 from tests.waiting import is_running, wait_until
 
 SERVERS = {"sglang": FakeSglang, "trtllm": FakeTrtllm}
-WIRES: dict[str, Callable[[], ServerApi]] = {"sglang": SglangApi, "trtllm": TrtllmApi}
+WIRES: dict[str, Callable[[], ServerApi]] = {"sglang": SglangApi, "trtllm": TrtllmApi, "vllm": VllmApi}
 SAMPLED = Sampling(12, temperature=1.0)
 
 
@@ -225,6 +227,60 @@ def test_a_cancelled_request_is_not_reported_and_its_server_is_told_to_abort_it(
         server.hold_after = None
         assert same(answers(rollout, prompts(4)), answers(local, prompts(4)))
     server.kill()
+
+
+def few_polls(server: FakeServer, polls: int) -> threading.Event:
+    """The server's engine has all four requests, then generates for so many polls, then waits for the event."""
+    rollout, left, released = server.engine.rollout, [polls], threading.Event()
+    poll = rollout.poll
+
+    def polled() -> list[Completion]:
+        if released.is_set():
+            return poll()
+        if len(rollout.unfinished) < 4 or not left[0]:
+            return []
+        left[0] -= 1
+        return poll()
+
+    rollout.poll = polled
+    return released
+
+
+# vLLM of some versions has no route to abort requests
+@pytest.mark.parametrize(("name", "tokens"), [("sglang", 3), ("vllm", 3), ("vllm without the route", 0), ("trtllm", 0)])
+def test_interrupted_requests_go_on_behind_what_their_server_returned(folder: Path, name: str, tokens: int) -> None:
+    """SGLang and vLLM answer an aborted request with what it has. TensorRT-LLM does not: the request begins anew."""
+    _, engine, local = native(folder)
+    asked = [Request((5 + row, 6, 7), Sampling(12, temperature=0.0), seed=row) for row in range(4)]
+    expected, server = answers(local, asked), KINDS[name.split()[0]](folder).begin()
+    released = few_polls(server, polls=3)
+    server.has_abort_route = "without" not in name
+    kind = COLLECTIVE if name.startswith("vllm") else SHARED
+    with client(WIRES[name.split()[0]](), [server.url], engine, kind) as rollout:
+        rollout.load_weights(engine.weights(), version=3)
+        stream = rollout.generate_stream()
+        next(stream)
+        assert stream.send(asked) == []
+        if tokens:
+            wait_until(lambda: len(rollout.server_of) == 4 and generated(server) == 3)
+        found = stream.send([InterruptAll()])
+        stream.close()
+        released.set()
+        assert [index for index, _ in found] == [0, 1, 2, 3] and not rollout.tasks and not rollout.begun
+        assert all(one.interrupted and not one.finished and one.version == 3 for _, one in found)
+        assert [one.tokens_L.tolist() for _, one in found] == [whole[:tokens] for whole, _ in expected]
+        later = [continued(request, one) for request, (_, one) in zip(asked, found, strict=True)]
+        assert same(answers(rollout, later), expected)
+        bodies = [body for path, body in server.bodies if path in ("/generate", "/v1/completions")][-4:]
+        limits = [body.get("max_tokens") or body["sampling_params"]["max_new_tokens"] for body in bodies]
+        assert limits == [12 - tokens] * 4
+    server.kill()
+
+
+def generated(server: FakeServer) -> int:
+    """Tokens of every request."""
+    rollout = server.engine.rollout
+    return min((len(rollout.tokens_so_far(number)) for number in list(rollout.unfinished)), default=0)
 
 
 def test_memory_is_released_while_training_and_resumed_in_parts(folder: Path) -> None:

@@ -96,6 +96,12 @@ def test_vllm_generates_from_token_ids_at_the_trainers_temperature() -> None:
     )
 
 
+def test_an_interrupted_request_is_named_as_the_server_knows_it() -> None:
+    assert SglangApi().interrupt("r1") == Call("/abort_request", {"rid": "r1"})
+    assert VllmApi().interrupt("r1") == Call("/abort_requests", {"request_ids": ["cmpl-r1-0"]})
+    assert TrtllmApi().interrupt("r1") is None
+
+
 def test_vllm_and_trtllm_answer_in_the_form_of_openai() -> None:
     body = (
         b'{"id":"cmpl-r1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" a",'

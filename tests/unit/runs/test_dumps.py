@@ -1,9 +1,11 @@
 """The dumps of answers: what is written, what is read, and which steps stay when the folder is full."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -91,6 +93,44 @@ def test_an_answer_has_one_number_for_each_token_after_the_prompt(dumps: Dumps) 
     assert second.pieces == [TokenText("a", False), TokenText(" C", True), TokenText("b", False)]
     assert (second.logprobs, second.turns, second.version) == ([-1.0, 0.0, -2.0], [(0, 1), (2, 3)], 2)
     assert (second.finished, second.length, second.score) == (False, 2, 0.0)
+
+
+def test_an_answer_of_several_versions_has_the_version_of_each_token(tmp_path: Path) -> None:
+    """The prompt has 2 tokens. Only a dump with such an answer has the column."""
+    first, second, third = trajectories()
+    first = replace(first, turns=(Turn.of_runs(2, [(1, 3), (1, 5)]),))
+    assert "versions" not in validation_table(trajectories()).column_names
+    assert validation_table([first, second, third])["versions"].to_pylist() == [[1, 3, 2, 5], [1, 2, 3, 3], []]
+    out = writer(tmp_path)
+    out.write("train", 1, partial(validation_table, [first, second, third]))
+    out.close()
+    dumps = Dumps(tmp_path)
+    found, other = dumps.answers("train", 1, 0)
+    assert (found.version, found.versions) == (3, [(1, 3), (2, 5)])
+    assert (other.version, other.versions) == (2, [(1, 2), (3, 3)])
+    assert [answer.versions for answer in dumps.answers("train", 1, 1)] == [[]]
+    assert [row["length"] for row in dumps.rows("train", 1)] == [2, 2, 0]
+    assert dumps.texts("train", 1) == {0: ["ab", "ab"], 1: [""]}
+
+
+def test_a_dump_without_the_column_has_no_versions_of_tokens(dumps: Dumps) -> None:
+    assert [answer.versions for answer in dumps.answers("train", 1, 0)] == [None, None]
+
+
+@pytest.mark.parametrize("versions", [[1], [2, 5], [2, 3, 1, 5], [1, 3, 9, 5], []])
+def test_versions_that_do_not_fit_the_turns_are_an_error(tmp_path: Path, versions: list[int]) -> None:
+    """One turn has the token 0, another the token 2."""
+    first, second, third = trajectories()
+    first = replace(first, turns=(Turn.of_runs(2, [(1, 3), (1, 5)]),))
+    table = validation_table([second, first, third])
+    place = table.column_names.index("versions")
+    rows = [versions, *table["versions"].to_pylist()[1:]]
+    out = writer(tmp_path)
+    changed = table.set_column(place, table.schema.field(place), pa.array(rows, pa.list_(pa.int32())))
+    out.write("train", 1, lambda: changed)
+    out.close()
+    with pytest.raises(DataError, match="row 0 has no valid versions"):
+        Dumps(tmp_path).answers("train", 1, 0)
 
 
 def test_a_failed_score_has_its_reason_and_no_number(dumps: Dumps) -> None:

@@ -24,6 +24,7 @@ from tests.view_runs import (
     write_killed_run,
     write_run,
 )
+from tests.view_versions import write_versions_run
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +280,17 @@ def test_an_answer_has_its_tokens_numbers_and_score(viewer: Viewer, run: str) ->
         "turns": [[0, length]],
     }
     assert [answer["finished"] for answer in found["answers"]] == [True, False, True, True]
+
+
+def test_an_answer_of_several_versions_has_the_version_of_each_token(tmp_path: Path) -> None:
+    write_versions_run(tmp_path / "run")
+    with viewing([tmp_path]) as viewer:
+        [run] = viewer.get("/api/runs")["runs"]
+        found = viewer.get(f"/api/runs/{run['id']}/train/3/prompts/0")
+    first, second = found["answers"]
+    length = first["length"]
+    assert (first["version"], first["versions"]) == (0, [[3, 0], [length, 2]])
+    assert (second["version"], second["versions"]) == (2, [[length, 2]])
 
 
 def test_a_tools_output_is_masked_and_between_the_turns(viewer: Viewer, run: str) -> None:

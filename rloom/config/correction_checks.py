@@ -1,0 +1,93 @@
+"""Rules over the keys of rollout correction, and the ratio of a run whose answers may be older than its weights."""
+
+from collections.abc import Iterator
+
+from rloom.algos.off_policy import RatioSettings, ratio_faults, ratio_notices
+from rloom.algos.rejection import LEVELS, bounds_of, criteria, number
+from rloom.config.base import ACTOR
+from rloom.config.derived import Needs, loss_mode, needs_old_logprobs
+from rloom.config.schema import Config
+
+KEY = "algorithm.rollout_correction"
+
+
+def correction_faults(config: Config) -> Iterator[str]:
+    section = config.algorithm.rollout_correction
+    yield from bypass_faults(config)
+    if section.rollout_rs is not None and section.rollout_rs_threshold is None:
+        yield (
+            f"{KEY}.rollout_rs={section.rollout_rs} needs {KEY}.rollout_rs_threshold, the largest ratio kept: "
+            "about 2 for token and sequence, 1.001 for geometric"
+        )
+        return
+    try:
+        bounds_of(section.rollout_is_threshold)
+    except ValueError as error:
+        yield f"{KEY}.rollout_is_threshold={section.rollout_is_threshold}: {error}"
+    try:
+        check_rejection(config)
+    except ValueError as error:
+        yield f"{KEY}.rollout_rs={section.rollout_rs} with rollout_rs_threshold={section.rollout_rs_threshold}: {error}"
+        return
+    lower, upper = section.rollout_rs_threshold_lower, section.rollout_rs_threshold
+    if lower is not None and upper is not None and section.rollout_rs in LEVELS and lower > float(upper):
+        yield f"{KEY}.rollout_rs_threshold_lower={lower} is above {KEY}.rollout_rs_threshold={upper}; swap them"
+
+
+def check_rejection(config: Config) -> None:
+    section = config.algorithm.rollout_correction
+    if section.rollout_rs is None or section.rollout_rs_threshold is None:
+        return
+    if section.rollout_rs in LEVELS:
+        number(section.rollout_rs_threshold)
+        return
+    criteria(section.rollout_rs, section.rollout_rs_threshold)
+    if section.rollout_rs_threshold_lower is not None:
+        raise ValueError(
+            "rollout_rs_threshold has both bounds of such a criterion; leave rollout_rs_threshold_lower out"
+        )
+
+
+def bypass_faults(config: Config) -> Iterator[str]:
+    section = config.algorithm.rollout_correction
+    if not section.bypass_mode:
+        return
+    reinforce = section.loss_type == "reinforce"
+    if section.rollout_is is not None and not reinforce:
+        yield (
+            f"{KEY}.bypass_mode=True leaves nothing to weight: the clipped ratio is to the rollout engine's log-probs. "
+            f"Leave out {KEY}.rollout_is, or use {KEY}.loss_type=reinforce"
+        )
+    if section.rollout_is is not None and section.rollout_is_batch_normalize:
+        yield (
+            f"{KEY}.rollout_is_batch_normalize=True needs the weights of the whole batch, and with {KEY}.bypass_mode="
+            "True each update computes those of its tokens; leave one of the two out"
+        )
+    if reinforce and config.is_given(f"{ACTOR}.policy_loss.loss_mode"):
+        yield f"{KEY}.loss_type=reinforce takes the place of {ACTOR}.policy_loss.loss_mode; leave one of the two out"
+
+
+def ratio_settings(config: Config, needs: Needs) -> RatioSettings:
+    """For algos/off_policy.py."""
+    section, actor = config.algorithm.rollout_correction, config.actor_rollout_ref.actor
+    return RatioSettings(
+        bypass_mode=section.bypass_mode,
+        rollout_is=section.rollout_is,
+        rollout_is_threshold=section.rollout_is_threshold,
+        rollout_rs=section.rollout_rs,
+        weights_refused=section.rollout_is is None and config.is_given(f"{KEY}.rollout_is"),
+        needs_old_logprobs=needs_old_logprobs(config, needs.loss),
+        updates=-(-config.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs,
+        loss_mode=loss_mode(config),
+        ratio_of_answers=needs.loss.ratio_of_answers,
+    )
+
+
+def off_policy_faults(config: Config, needs: Needs, staleness: int, *, mixed: bool = True) -> list[str]:
+    """For a run whose answers may be so many versions older than the weights that they train. `mixed`: answers go on
+    with new weights."""
+    return [*ratio_faults(ratio_settings(config, needs), staleness, mixed=mixed and staleness > 0)]
+
+
+def off_policy_notices(config: Config, needs: Needs, staleness: int, *, mixed: bool = True) -> list[str]:
+    return [*ratio_notices(ratio_settings(config, needs), mixed=mixed and staleness > 0)]
