@@ -56,7 +56,8 @@ class MegatronEngine:
         compiled: bool = False,
         overrides: Mapping[str, Any] | None = None,  # fields of megatron-core's TransformerConfig
     ) -> None:
-        self.placement, self.scoring, self.training = placement, scoring, training
+        self.placement, self.device = placement, placement.device
+        self.scoring, self.training = scoring, training
         self.groups: MegatronGroups = make_groups(sizes, placement.device)
         is_policy = isinstance(described, PolicyNetwork)
         config = described.decoder.base.config
@@ -118,10 +119,6 @@ class MegatronEngine:
     @property
     def size(self) -> int:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
-
-    @property
-    def device(self) -> torch.device:
-        return self.placement.device
 
     @property
     def description(self) -> str:
