@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rloom.engines.kinds import MEGATRON_FAMILIES
 from rloom.errors import ModelError
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral")
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,8 @@ class Shape:
 def shape_of(config: Any, *, key: str, has_vocabulary_head: bool = True) -> Shape:
     """`config`: transformers' configuration of the model. `key`: of the strategy, for error messages."""
     family = config.model_type
-    if family not in FAMILIES:
-        raise ModelError(f"{key}=megatron: it supports {', '.join(FAMILIES)}, not {family}; use fsdp2")
+    if family not in MEGATRON_FAMILIES:
+        raise ModelError(f"{key}=megatron: it supports {', '.join(MEGATRON_FAMILIES)}, not {family}; use fsdp2")
     for name in ("attention_bias", "mlp_bias"):
         if getattr(config, name, False):
             raise ModelError(f"{key}=megatron: {name}=true in config.json is not supported; use fsdp2")
