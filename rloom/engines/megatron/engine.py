@@ -26,8 +26,7 @@ from rloom.engines.megatron.layout import ParameterLayout
 from rloom.engines.megatron.network import StageNetwork
 from rloom.engines.megatron.optimizer import DistributedAdamW
 from rloom.engines.megatron.pipeline import Pipeline
-from rloom.engines.megatron.shape import shape_of
-from rloom.engines.megatron.sizes import ModelParallel
+from rloom.engines.megatron.sizes import ModelParallel, shape_of
 from rloom.engines.megatron.weights import StageWeights
 from rloom.engines.micro_batches import Tally, dummy_pass, split_batch, zero_loss
 from rloom.engines.optim import read_update
