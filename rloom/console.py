@@ -96,3 +96,14 @@ def run_safely(command: Callable[[], int]) -> int:
         lines += map(translate, getattr(error, "__notes__", []))
         print(fitted("\n".join(lines), sys.stderr), file=sys.stderr)
         return LOST if isinstance(error, WorkerError) and error.lost else USER_ERROR
+
+
+def run_with_keys(
+    usage: str, arguments: Sequence[str] | None, train: Callable[[list[str], dict[str, str]], int]
+) -> int:
+    """A command of key=value arguments; None: those of this process. `train` gets what `split_hydra_flags` returns."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if "-h" in given or "--help" in given:
+        print(translate(usage))
+        return OK
+    return run_safely(lambda: train(*split_hydra_flags(given)))

@@ -64,6 +64,15 @@ def config_file(name: str, key: str) -> Path:
         raise ModelError(f"{key}={name}: its config.json cannot be downloaded: {explain(error, name)}") from error
 
 
+def cached_config(name: str, key: str) -> Path | None:
+    """config.json of a model in the local cache."""
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError as error:
+        raise ModelError(f"{key}={name}: this is neither a folder nor a hub name") from error
+    return Path(found) if isinstance(found, str) else None
+
+
 def _go_offline() -> None:
     """Otherwise transformers repeats its request for each optional file: three minutes for a tokenizer."""
     constants.HF_HUB_OFFLINE = True

@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rloom.engines.ulysses import new_sequence_parallel_group
-from rloom.families.rollout import OnCpu, check_hf, check_native
+from rloom.families.family import OnCpu, check_hf, check_native
 from rloom.families.training import check_split, check_training
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.load import quiet_transformers

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Products with a calculator and the embedded model on a CPU: the policy learns to call the tool.
-# In three steps: data, a supervised start on the demonstrations of a careless student, GRPO. No GPU, no download.
+# In three steps: data, a supervised start on demonstrations that are mostly wrong, GRPO. No GPU, no download.
 # OUT: where everything is written. SEED, SFT_STEPS and RL_STEPS can be set.
 set -euo pipefail
 out=${OUT:-checkpoints/calculator} seed=${SEED:-1} sft_steps=${SFT_STEPS:-160}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Guess a number with the embedded model on a CPU: the policy learns to use what the environment answers.
-# In three steps: data, a supervised start on the demonstrations of a careless student, GRPO. No GPU, no download.
+# In three steps: data, a supervised start on demonstrations that are mostly wrong, GRPO. No GPU, no download.
 # OUT: where everything is written. SEED, SFT_STEPS and RL_STEPS can be set.
 set -euo pipefail
 out=${OUT:-checkpoints/guess_number} seed=${SEED:-1} sft_steps=${SFT_STEPS:-60}

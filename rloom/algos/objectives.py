@@ -148,24 +148,20 @@ class PolicyObjective:
         return kl_estimator(self.kl_estimator)(outputs.output_T, batch.ref_logprobs_T)
 
 
-@dataclass(frozen=True)
-class SupervisedObjective:
-    """Minus the mean log-prob of the answer tokens: the cross-entropy of supervised fine-tuning."""
+class OutputObjective:
+    """Objectives that need the model's output alone: no entropy, no KL."""
 
-    @property
-    def needs_entropy_gradient(self) -> bool:
-        return False
-
-    @property
-    def records_tokens(self) -> bool:
-        return False
+    needs_entropy_gradient = False
+    records_tokens = False
+    needs_full_kl = False
 
     def prepare(self, mini: TrainBatch) -> TrainBatch:
         return mini
 
-    @property
-    def needs_full_kl(self) -> bool:
-        return False
+
+@dataclass(frozen=True)
+class SupervisedObjective(OutputObjective):
+    """Minus the mean log-prob of the answer tokens: the cross-entropy of supervised fine-tuning."""
 
     def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
         loss = aggregate(-outputs.output_T, batch, "token-mean", counts)
@@ -173,24 +169,9 @@ class SupervisedObjective:
 
 
 @dataclass(frozen=True)
-class ValueObjective:
+class ValueObjective(OutputObjective):
     clip_range: float
     aggregation: str
-
-    @property
-    def needs_entropy_gradient(self) -> bool:
-        return False
-
-    @property
-    def records_tokens(self) -> bool:
-        return False
-
-    def prepare(self, mini: TrainBatch) -> TrainBatch:
-        return mini
-
-    @property
-    def needs_full_kl(self) -> bool:
-        return False
 
     def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
         assert batch.values_T is not None and batch.returns_T is not None  # needs_critic

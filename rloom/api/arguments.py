@@ -57,7 +57,7 @@ def configured(
     rewards = given_rewards(given.reward, given.reward_weights, and_environment=own and gives_reward(given.environment))
     config = with_arguments(source, given, rewards, short)
     if not config.is_given("trainer.resume_mode") and not config.is_given("trainer.resume_from_path"):
-        # a cell of a notebook that runs again has often changed: it begins anew, and does not continue the last run
+        # a cell of a notebook that runs again has often changed: it starts from the beginning
         config = changed(config, {"trainer.resume_mode": "disable"})
     if config.trainer.val_only or config.trainer.node_rank > 0:
         key = "val_only=True" if config.trainer.val_only else f"node_rank={config.trainer.node_rank}"

@@ -246,17 +246,17 @@ def train_all(runs: Sequence[SweptRun], folder: Path) -> int:
     status = OK
     for number, run in enumerate(runs, start=1):
         if run.folder.is_dir() and summarize(run.folder).state.status == FINISHED:
-            say(f"Run {number} of {len(runs)} is finished: {run.title}")
+            print_line(f"Run {number} of {len(runs)} is finished: {run.title}")
             continue
-        say(f"Run {number} of {len(runs)}: {run.title} · {run.folder}")
+        print_line(f"Run {number} of {len(runs)}: {run.title} · {run.folder}")
         ended = train_once(run)
         if ended == INTERRUPTED:
             status = INTERRUPTED
-            say("Interrupted; the same command goes on.")
+            print_line("Interrupted; the same command goes on.")
             break
         if ended != OK:
             status = FAULTS
-            say(f"Run {number} of {len(runs)} failed, with exit code {ended}; the sweep goes on.")
+            print_line(f"Run {number} of {len(runs)} failed, with exit code {ended}; the sweep goes on.")
     show(runs, folder)
     return status
 
@@ -289,7 +289,7 @@ def train_once(run: SweptRun) -> int:
     return INTERRUPTED if stopped else status
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(printable(translate(text)), flush=True)
 
 
@@ -304,8 +304,8 @@ def show(runs: Sequence[SweptRun], folder: Path) -> None:
     print_table(names, [cells(run, summary) for run, summary in found])
     if len(found) > 1:
         best = " ".join(shlex.quote(str(run.folder)) for run, _ in found[:4])
-        say(f"Compare: rloom compare {best}")
-    say(f"In the browser: rloom view {shlex.quote(str(folder))}")
+        print_line(f"Compare: rloom compare {best}")
+    print_line(f"In the browser: rloom view {shlex.quote(str(folder))}")
 
 
 def rank(summary: "RunSummary") -> tuple[float, float]:

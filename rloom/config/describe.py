@@ -57,8 +57,8 @@ def explain(name: str, root: Root = Config) -> str:
 def similar_names(name: str, root: Root) -> str:
     """Less similar ones than `did_you_mean` offers: whoever asks about a key chooses among them."""
     names = {path.rpartition(".")[2]: path for path, key in reversed(all_keys(root).items()) if key.section is None}
-    alike = difflib.get_close_matches(name.rpartition(".")[2], names, n=MOST_GUESSES, cutoff=IN_SECTION)
-    return f"; similar names are {', '.join(names[one] for one in alike)}" if alike else ""
+    similar = difflib.get_close_matches(name.rpartition(".")[2], names, n=MOST_GUESSES, cutoff=IN_SECTION)
+    return f"; similar names are {', '.join(names[one] for one in similar)}" if similar else ""
 
 
 def describe_key(key: Key) -> str:

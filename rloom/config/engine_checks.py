@@ -10,7 +10,7 @@ from rloom.config.derived import divisors, nearest_divisors
 from rloom.config.reward_sections import VARIABLE, is_plain_address
 from rloom.config.schema import Actor, Config, Critic
 from rloom.config.sections import SIZES, Megatron, ServerSection, transformer_entries
-from rloom.engines.kinds import StrategyKind
+from rloom.engines.kinds import MEGATRON_FAMILIES, StrategyKind
 from rloom.rollout.kinds import ROLLOUTS
 
 SHOWN_SPLITS = 6
@@ -202,14 +202,6 @@ def count(workers: int) -> str:
     return f"{workers} worker" if workers == 1 else f"{workers} workers"
 
 
-FAMILIES = {  # model_type -> name
-    "llama": "Llama",
-    "mistral": "Mistral",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "qwen3_moe": "Qwen3-MoE",
-    "mixtral": "Mixtral",
-}
 EXPERTS = ("num_experts", "num_local_experts")  # keys of config.json
 
 
@@ -241,11 +233,11 @@ def model_sizes(fields: Mapping[str, Any]) -> ModelSizes:
 
 def family_fault(role: MegatronRole, fields: Mapping[str, Any], source: str) -> str | None:
     family = fields.get("model_type")
-    if family in FAMILIES:
+    if family in MEGATRON_FAMILIES:
         return None
     return (
         f"{role.path}.strategy={role.strategy}: {source} is of the family {family!r}, and the Megatron engine has "
-        f"{', '.join(FAMILIES.values())}; use {role.path}.strategy=fsdp"
+        f"{', '.join(MEGATRON_FAMILIES.values())}; use {role.path}.strategy=fsdp"
     )
 
 
@@ -311,7 +303,7 @@ def fitting(sizes: ModelSizes, role: MegatronRole) -> list[tuple[int, int]]:
 
 def replay_fault(fields: Mapping[str, Any], source: str) -> str | None:
     """Router replay, with a model that has no router."""
-    if fields.get("model_type") in FAMILIES and not any(fields.get(name) for name in EXPERTS):
+    if fields.get("model_type") in MEGATRON_FAMILIES and not any(fields.get(name) for name in EXPERTS):
         return f"actor_rollout_ref.actor.router_replay.mode=R3: {source} has no experts; remove the key"
     return None
 

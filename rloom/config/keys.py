@@ -125,12 +125,12 @@ def nearest(unknown: str, root: Root = Config) -> list[str]:
     namesakes = [path for path in leaves if path.rpartition(".")[2] == name]
     if namesakes:
         return misplaced(unknown, namesakes)
-    siblings = {
+    section_keys = {
         path.rpartition(".")[2]: path for path in leaves if f".{path.rpartition('.')[0]}".endswith(f".{section}")
     }
-    alike = difflib.get_close_matches(name, siblings, n=1, cutoff=IN_SECTION) if section else []
-    if alike:
-        return [siblings[alike[0]]]
+    similar = difflib.get_close_matches(name, section_keys, n=1, cutoff=IN_SECTION) if section else []
+    if similar:
+        return [section_keys[similar[0]]]
     whole = difflib.get_close_matches(unknown, leaves, n=1, cutoff=WHOLE_KEY)
     names = {path.rpartition(".")[2]: path for path in reversed(leaves)}
     return whole or [names[guess] for guess in difflib.get_close_matches(name, names, n=1, cutoff=ANYWHERE)]

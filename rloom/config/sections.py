@@ -326,7 +326,7 @@ class RouterReplay(Section):
     mode: Literal["disabled", "R3"] = key(
         "disabled",
         "R3: in training, tokens go to the experts that the rollout engine chose for them (mixture-of-experts models). "
-        "disabled: the trainer's router chooses anew.",
+        "disabled: the trainer's router chooses again.",
     )
 
 

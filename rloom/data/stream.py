@@ -74,7 +74,7 @@ class RowStream(Generic[R]):
         if changed:
             raise CheckpointError(
                 f"the saved data position does not fit this run: {'; '.join(changed)}. "
-                "Set them back, or start anew with trainer.resume_mode=disable"
+                "Set them back, or start again with trainer.resume_mode=disable"
             )
         epoch, row = state["epoch"], state["row"]
         if type(epoch) is not int or type(row) is not int or epoch < 0 or not 0 <= row <= len(self.rows):

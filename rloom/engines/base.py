@@ -23,6 +23,11 @@ class Placement:
     offload_optimizer: bool = False
 
     @property
+    def storage_device(self) -> torch.device:
+        """Where the parameters are between passes."""
+        return torch.device("cpu") if self.offload_parameters else self.device
+
+    @property
     def description(self) -> str:
         offloaded = {"parameters": self.offload_parameters, "optimizer": self.offload_optimizer}
         names = " and ".join(name for name, on in offloaded.items() if on)

@@ -40,7 +40,7 @@ def join(
         init_method=f"tcp://{address}",
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timedelta(minutes=30),
     )
 
 
@@ -56,7 +56,7 @@ def leave() -> None:
 
 
 @contextmanager
-def as_whole_group(ranks: Sequence[int], timeout_s: float = 1800) -> Iterator[None]:
+def as_whole_group(ranks: Sequence[int]) -> Iterator[None]:
     """In it, the default process group has these ranks only, for a library that uses all ranks of that group.
 
     The ranks enter it together, without the others. Objects created in it keep using these ranks.
@@ -71,7 +71,7 @@ def as_whole_group(ranks: Sequence[int], timeout_s: float = 1800) -> Iterator[No
         store,
         # dist.new_group names a group by the number of those that a rank is in, which can differ between ranks
         group_name=cast(Any, f"ranks {[*ranks]}"),
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timedelta(minutes=30),
     )
     _world.pg_group_ranks[part] = {rank: position for position, rank in enumerate(ranks)}
     _update_default_pg(part)

@@ -95,7 +95,7 @@ class FSDPEngine:
         compiled: bool = False,
         sequence_group: SequenceParallelGroup | None = None,  # ranks that get the same samples and split their tokens
     ) -> None:
-        self.network, self.placement, self.mesh = network, placement, mesh
+        self.network, self.placement, self.device, self.mesh = network, placement, placement.device, mesh
         self.scoring, self.training = scoring, training
         self.sequence_group = sequence_group
         self.reference: Engine = reference or self
@@ -111,7 +111,7 @@ class FSDPEngine:
         self.root = self.shard()
         if read is not None and not read:
             assert isinstance(self.root, nn.Module)
-            allocate_shards(self.root, self.storage_device)
+            allocate_shards(self.root, self.placement.storage_device)
         self.parameters: dict[str, DTensor] = sharded_parameters(self.module)
         if read is not None:
             broadcast_weights(read, self.module, placement.device)
@@ -142,7 +142,7 @@ class FSDPEngine:
 
     def shard(self) -> FSDPModule:
         """Each layer is an FSDP unit, so is each module that stays float32; the root has all other parameters."""
-        offload = OffloadPolicy() if self.storage_device == self.device else CPUOffloadPolicy()
+        offload = OffloadPolicy() if self.placement.storage_device == self.device else CPUOffloadPolicy()
         root = FSDPRoot(self.module)
         for module in (*self.network.exact, *self.network.layers, root):
             dtype = torch.float32 if module in self.network.exact else self.placement.dtype
@@ -174,18 +174,9 @@ class FSDPEngine:
         return sum(parameter.numel() for parameter in self.parameters.values())
 
     @property
-    def device(self) -> torch.device:
-        return self.placement.device
-
-    @property
     def description(self) -> str:
         copies = self.mesh.size() // self.mesh[SHARDS].size()
         return f"FSDP2 over {self.mesh.size()} ranks, {copies} copies, {self.placement.description}"
-
-    @property
-    def storage_device(self) -> torch.device:
-        """Where the shards are between passes."""
-        return torch.device("cpu") if self.placement.offload_parameters else self.device
 
     def on_device(self) -> AbstractContextManager[None]:
         return nullcontext()  # FSDP copies offloaded shards to the device as it gathers them
@@ -359,7 +350,7 @@ class FSDPEngine:
         if "model" in contents:
             read_weights(folder, self.kind, self.trainable)
         if "optimizer" in contents and self.optimizer is not None:
-            device = torch.device("cpu") if self.placement.offload_optimizer else self.storage_device
+            device = torch.device("cpu") if self.placement.offload_optimizer else self.placement.storage_device
             load_moments(self.optimizer, read_moments(folder, self.trainable), device)
 
 

@@ -49,5 +49,15 @@ STRATEGIES: Mapping[str, StrategyKind] = {
 }
 
 
+MEGATRON_FAMILIES = {  # model_type -> name
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3-MoE",
+    "mixtral": "Mixtral",
+}
+
+
 def strategy_kind(key: str, name: str) -> StrategyKind:
     return resolve_kind(key, name, STRATEGIES, GROUP, StrategyKind)

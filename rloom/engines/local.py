@@ -46,7 +46,7 @@ class LocalEngine:
     ) -> None:
         self.network = network
         self.reference: Engine = reference or self
-        self.placement = placement
+        self.placement, self.device = placement, placement.device
         self.scoring, self.training = scoring, training
         self.module = network.module
         self.accumulated: dict[str, Tensor] = {}  # gradients of masters that are copies
@@ -59,12 +59,12 @@ class LocalEngine:
         whole = len(self.trainable) == sum(1 for _ in self.module.parameters())
         self.kind = MODEL if whole else ADAPTER
         self.masters = self.cast_and_keep_masters()
-        self.module.to(self.storage_device)
+        self.module.to(self.placement.storage_device)
         if compiled and placement.device.type == "cuda":
             network.compile()
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
-            self.move_masters(self.storage_device)
+            self.move_masters(self.placement.storage_device)
             self.optimizer = make_optimizer(self.masters.values(), optimizer)
 
     def cast_and_keep_masters(self) -> dict[str, Tensor]:
@@ -96,17 +96,8 @@ class LocalEngine:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     @property
-    def device(self) -> torch.device:
-        return self.placement.device
-
-    @property
     def description(self) -> str:
         return f"one process, {self.placement.description}"
-
-    @property
-    def storage_device(self) -> torch.device:
-        """Where the parameters are between uses."""
-        return torch.device("cpu") if self.placement.offload_parameters else self.placement.device
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
@@ -117,7 +108,7 @@ class LocalEngine:
         try:
             yield
         finally:
-            self.module.to(self.storage_device)
+            self.module.to(self.placement.storage_device)
 
     @contextmanager
     def as_reference(self) -> Iterator[Reference]:
@@ -173,7 +164,7 @@ class LocalEngine:
                 move_moments(self.optimizer, self.placement.device)
             yield
         if self.placement.offload_parameters:
-            self.move_masters(self.storage_device)
+            self.move_masters(self.placement.storage_device)
         if self.placement.offload_optimizer:
             move_moments(self.optimizer, torch.device("cpu"))
 

@@ -36,7 +36,7 @@ RANK_FILE = re.compile(r"rank_\d+\.safetensors")
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 ALIGNMENT = 8  # bytes, of a safetensors header
 ALL = slice(None)
-WAY_OUT = "take another checkpoint, or start anew with trainer.resume_mode=disable"
+WAY_OUT = "take another checkpoint, or start again with trainer.resume_mode=disable"
 
 Weights = Mapping[str, Tensor]
 OwnRows = tuple[tuple[int, ...], torch.dtype, tuple[int, int]]  # shape of the whole tensor, dtype, rows
@@ -94,7 +94,7 @@ def damaged(file: Path, fault: object) -> CheckpointError:
 def no_weights(folder: Path, kind: str) -> CheckpointError:
     return CheckpointError(
         f"{weights_file(folder, kind)} is missing: the checkpoint was saved without it (checkpoint.save_contents), "
-        "or with other LoRA settings; take a checkpoint that has it, or start anew with trainer.resume_mode=disable"
+        "or with other LoRA settings; take a checkpoint that has it, or start again with trainer.resume_mode=disable"
     )
 
 
@@ -332,7 +332,7 @@ def check_shapes(saved: Saved, own: Weights) -> None:
         if in_file != in_model:
             raise CheckpointError(
                 f"{saved.source}: {name} is {in_file} there and {in_model} in this model; "
-                "resume with the model it was saved from, or start anew with trainer.resume_mode=disable"
+                "resume with the model it was saved from, or start again with trainer.resume_mode=disable"
             )
 
 

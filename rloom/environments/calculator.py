@@ -1,8 +1,8 @@
 """Products of two-digit numbers, and a calculator as a tool.
 
 A row has a demonstration (`messages`) for supervised fine-tuning: a policy that has never called a tool calls none, so
-reinforcement learning alone has nothing to start from. The demonstrations are those of a careless student, who mostly
-guesses, and who adds, subtracts and multiplies at random: they teach the form of a call, not when to call what.
+reinforcement learning alone has nothing to start from. Most demonstrations are wrong: they guess the product, or
+call the calculator with a random operation. They teach the form of a call, not when to call what.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any
 DATA_SOURCE = "rloom/calculator"
 SMALLEST, LARGEST = 12, 99
 TRAIN_ROWS, TEST_ROWS, SEED = 4096, 256, 0
-USES_TOOL = 0.45  # how often the student calls the tool
+USES_TOOL = 0.45  # share of the demonstrations that call the tool
 
 MAX_CHARACTERS, MAX_DEPTH, LARGEST_NUMBER, MAX_EXPONENT = 200, 30, 1e15, 64
 Number = int | float
@@ -112,7 +112,7 @@ def row(first: int, second: int, split: str, index: int, random: Random) -> dict
 
 
 def demonstration(first: int, second: int, random: Random) -> list[dict[str, str]]:
-    """What the student writes: a round number, or a call with any of three operations and then its result."""
+    """A round number, or a call with any of three operations and then its result."""
     if random.random() >= USES_TOOL:
         return [{"role": "assistant", "content": f"Answer: {random.randint(1, 9)}000"}]
     expression = f"{first} {random.choice('+-*')} {second}"

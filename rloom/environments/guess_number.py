@@ -2,7 +2,8 @@
 
 With 7 numbers and 3 guesses, a policy that takes the middle of what is left always finds the number, and one that does
 not read what the environment answers finds at most 3 of 7. The texts are short and in the vocabulary of the embedded
-model. A row has a game of a careless student (`messages`) for supervised fine-tuning: it teaches the form of the game.
+model. A row has a demonstration (`messages`) for supervised fine-tuning. Most demonstrations are wrong: they teach the
+form of the game.
 
 The training rows have no number: each episode draws its own. Games with one number would have equal rewards as soon as
 the policy always plays alike, and a group of equal rewards teaches nothing.
@@ -16,7 +17,7 @@ from typing import Any
 DATA_SOURCE = "rloom/guess_number"
 LOWEST, HIGHEST, TRIES = 1, 7, 3
 TRAIN_ROWS, SEED = 4096, 0
-TAKES_MIDDLE = 0.45  # how often the student takes the middle of what is left; otherwise he says 1, again and again
+TAKES_MIDDLE = 0.45  # share of the demonstrations' guesses that are the middle of what is left; the others are 1
 LARGER, SMALLER, NO_NUMBER = "+", "-", "?"
 NUMBER = re.compile(r"\d+")
 
@@ -46,7 +47,7 @@ def answer(guess: int, number: int) -> str:
 
 
 def rows() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The games of the student have each number equally often; the test rows are the games with each number."""
+    """The demonstrations have each number equally often; the test rows are the games with each number."""
     draws = Random(SEED)
     numbers = range(LOWEST, HIGHEST + 1)
     played = [numbers[index % len(numbers)] for index in range(TRAIN_ROWS)]
@@ -69,7 +70,7 @@ def row(number: str, split: str, index: int, played: list[dict[str, str]]) -> di
 
 
 def game(number: int, draws: Random) -> list[dict[str, str]]:
-    """The messages after the prompt, of one game of the student."""
+    """The messages of one demonstration after the prompt."""
     low, high, messages = LOWEST, HIGHEST, []
     for left in reversed(range(TRIES)):
         guess = (low + high) // 2 if draws.random() < TAKES_MIDDLE else LOWEST

@@ -29,8 +29,8 @@ from rloom.types import Prompt
 
 VERSION = 1
 NOT_LISTED = ("trainer.resume_mode", "trainer.resume_from_path")
-BEGIN_ANEW = (
-    "Set it back to go on with that run. To begin anew, choose another trainer.default_local_dir, or add "
+BEGIN_AGAIN = (
+    "Set it back to go on with that run. To begin again, choose another trainer.default_local_dir, or add "
     "trainer.resume_mode=disable, which sets the old checkpoints aside"
 )
 
@@ -262,7 +262,7 @@ def continuation(checkpoint: Path, config: RunConfig, found: Sequence[Difference
         others = f" Changed keys: {'; '.join(keys)}." if keys else ""
         raise CheckpointError(
             f"{checkpoint} is of another run, which this one does not continue: {'; '.join(refused)}.{others} "
-            f"{BEGIN_ANEW}"
+            f"{BEGIN_AGAIN}"
         )
     moved = any(difference.moves_data for difference in found)
     changes = [*(difference.what for difference in found), *keys]

@@ -198,13 +198,13 @@ def train_to_end(
     if loop.ended:
         log.message(
             f"This run has already ended, at step {loop.state.step}. Train on with a larger "
-            "trainer.total_training_steps, or anew with trainer.resume_mode=disable"
+            "trainer.total_training_steps, or begin again with trainer.resume_mode=disable"
         )
         return Outcome(directory, start)
     if loop.out_of_patience:
         log.message(
             f"This run has stopped early, at step {loop.state.step}. Train on with a larger "
-            "trainer.early_stopping_patience, or anew with trainer.resume_mode=disable"
+            "trainer.early_stopping_patience, or begin again with trainer.resume_mode=disable"
         )
         return Outcome(directory, start, stopped_early=True)
     if start is not None:

@@ -63,16 +63,16 @@ def join(config: RunConfig) -> int:
 
 
 def await_machines(config: RunConfig) -> None:
-    trainer, patience = config.trainer, config.trainer.start_timeout_s
+    trainer, timeout_s = config.trainer, config.trainer.start_timeout_s
     missing = cluster.missing_numbers(trainer.nnodes)
     if missing:
-        log.info(f"Waiting up to {patience:.0f} s for machines {missing} of {trainer.nnodes}")
+        log.info(f"Waiting up to {timeout_s:.0f} s for machines {missing} of {trainer.nnodes}")
     try:
-        wait_until(lambda: not cluster.missing_numbers(trainer.nnodes), patience, "")
+        wait_until(lambda: not cluster.missing_numbers(trainer.nnodes), timeout_s, "")
     except WorkerError:
         missing = cluster.missing_numbers(trainer.nnodes)
         raise WorkerError(
-            f"trainer.nnodes={trainer.nnodes}: after trainer.start_timeout_s={patience:.0f} these machines have not "
+            f"trainer.nnodes={trainer.nnodes}: after trainer.start_timeout_s={timeout_s:.0f} these machines have not "
             f"come: {', '.join(f'trainer.node_rank={number}' for number in missing)}. Run the same command there with "
             f"that key and trainer.master_addr={trainer.master_addr} trainer.master_port={trainer.master_port}. Where "
             f"machines do not share trainer.default_local_dir, {OTHER_WAY}"
@@ -102,14 +102,14 @@ def check_machines(config: RunConfig, layout: WorkerLayout) -> None:
 
 def shrink_layout(config: RunConfig, layout: WorkerLayout) -> WorkerLayout:
     """After a loss: the same layout if the machines return in time, else one for the machines that are left."""
-    share, patience = node_share(config, layout), min(config.trainer.start_timeout_s, RETURN_S)
+    share, timeout_s = node_share(config, layout), min(config.trainer.start_timeout_s, RETURN_S)
     try:
-        wait_until(lambda: cluster.responsive_machines(share) >= layout.nodes, patience, "")
+        wait_until(lambda: cluster.responsive_machines(share) >= layout.nodes, timeout_s, "")
     except WorkerError:
         left = cluster.responsive_machines(share)
         if not layout.can_shrink(left):
             raise WorkerError(
-                f"{left} of {layout.nodes} machines are left, and none came back within {patience:.0f} s; "
+                f"{left} of {layout.nodes} machines are left, and none came back within {timeout_s:.0f} s; "
                 "the same command goes on from the last checkpoint when they are there again"
             ) from None
         smaller = worker_layout(left, layout.per_node, layout.placed, gpus_per_worker=layout.gpus_per_worker)

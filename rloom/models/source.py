@@ -1,6 +1,7 @@
 """Where a model comes from, and the faults of a folder that need no library to be found. Imports no torch."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,10 @@ from rloom.errors import ModelError
 
 EMBEDDED_FOLDER = Path(__file__).parents[1] / "assets" / "embedded"
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.safetensors.index.json")
+
+
+class UnknownSize(ModelError):
+    """The model may well train, but its parameters cannot be counted here."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class ModelSource:
     def location(self) -> str:
         if self.path == "embedded":
             return str(EMBEDDED_FOLDER / "model")
-        expanded = Path(self.path).expanduser()
+        expanded = Path(os.path.expandvars(self.path)).expanduser()
         return str(expanded) if expanded.exists() else self.path
 
 
@@ -38,16 +43,12 @@ def check_folder(source: ModelSource) -> None:
                 f"{source.key.rsplit('.', 1)[0]}.override_config.{name}={value}: rloom trains without "
                 "dropout, so that log-probs are deterministic, and the entry has no effect; remove it"
             )
-    folder = Path(source.location)
-    if not folder.exists():
-        if source.path.startswith((".", "/", "~")):
-            raise ModelError(f"{source.key}={source.path}: there is no such folder; give a folder or a hub name")
+    folder = local_folder(source)
+    if folder is None:
         from rloom.hub import check_model  # imports huggingface_hub, which a folder does not need
 
         check_model(source.path, source.key)
         return
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{source.key}={source.path}: the folder has no config.json, so it is no Hugging Face model")
     if not any(file for pattern in WEIGHT_FILES for file in folder.glob(pattern)):
         raise ModelError(
             f"{source.key}={source.path}: the folder has no weights (*.safetensors); "
@@ -55,16 +56,40 @@ def check_folder(source: ModelSource) -> None:
         )
 
 
-def read_config(source: ModelSource) -> dict[str, Any]:
-    """config.json with the entries that the run replaces. Of a hub name, only that file is downloaded."""
-    if (Path(source.location) / "config.json").is_file():
-        file = Path(source.location) / "config.json"
-    else:
-        from rloom.hub import config_file
+def local_folder(source: ModelSource) -> Path | None:
+    """The folder of a model, which has a config.json. None: it is a hub name."""
+    folder = Path(source.location)
+    if not folder.exists():
+        if source.path.startswith((".", "/", "~")):
+            raise ModelError(f"{source.key}={source.path}: there is no such folder; give a folder or a hub name")
+        return None
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{source.key}={source.path}: the folder has no config.json, so it is no Hugging Face model")
+    return folder
 
-        file = config_file(source.path, source.key)
+
+def read_config(source: ModelSource, *, download: bool = True) -> dict[str, Any]:
+    """config.json with the entries that the run replaces. Of a hub name, only that file is downloaded."""
+    file = config_path(source, download=download)
     try:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{source.key}={source.path}: {file} cannot be read: {error}") from error
     return {**fields, **source.overrides}
+
+
+def config_path(source: ModelSource, *, download: bool) -> Path:
+    folder = local_folder(source)
+    if folder is not None:
+        return folder / "config.json"
+    from rloom.hub import cached_config, config_file
+
+    if download:
+        return config_file(source.path, source.key)
+    cached = cached_config(source.path, source.key)
+    if cached is None:
+        raise UnknownSize(
+            f"{source.key}={source.path}: its config.json is not in the Hugging Face cache, and a plan downloads "
+            f"nothing; `hf download {source.path} config.json` fetches that one file, or give a folder"
+        )
+    return cached

@@ -42,10 +42,10 @@ class ServerPool:
     """A server that is down gets no requests during a back-off, then one at a time until it answers. The back-off
     doubles with each of these that fails. All methods are called in one event loop."""
 
-    def __init__(self, urls: Sequence[str], *, concurrency: int, patience_s: float) -> None:
+    def __init__(self, urls: Sequence[str], *, concurrency: int, no_server_timeout_s: float) -> None:
         self._servers = [PooledServer(url) for url in urls]
         self._concurrency = concurrency
-        self._patience_s = patience_s
+        self._no_server_timeout_s = no_server_timeout_s
         self._none_since_s: float | None = None  # no server has answered since
         self._changed = Signal()
         self._backoff = Backoff(FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S)
@@ -106,14 +106,14 @@ class ServerPool:
         return server.requests < limit and now_s >= server.retry_at_s
 
     def _longest_wait_s(self, now_s: float) -> float | None:
-        """Until a server may be tried again, or the patience ends. None: until a request ends. NoServer: it ended."""
+        """Until a server may be tried again, or the limit. None: until a request ends. NoServer: the limit is over."""
         ends_s = [server.retry_at_s for server in self._servers if server.retry_at_s > now_s]
         if self._none_since_s is not None:
-            patience_ends_s = self._none_since_s + self._patience_s
-            if now_s >= patience_ends_s:
+            limit_ends_s = self._none_since_s + self._no_server_timeout_s
+            if now_s >= limit_ends_s:
                 reasons = "; ".join(f"{server.url} {server.reason}" for server in self._servers)
                 raise NoServer(f"no reward server answers: {reasons}")
-            ends_s.append(patience_ends_s)
+            ends_s.append(limit_ends_s)
         return min(ends_s) - now_s if ends_s else None
 
     def _report(self, server: PooledServer, now_s: float) -> None:

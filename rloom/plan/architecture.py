@@ -7,20 +7,14 @@ one file is read; nothing is downloaded.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rloom.config.base import EMBEDDED_NAME
 from rloom.config.load import expand
 from rloom.config.schema import Actor, Config, Critic, Fsdp, Model
 from rloom.config.sections import EngineMemory, Megatron
 from rloom.errors import ModelError
-from rloom.models.source import EMBEDDED_FOLDER
+from rloom.models.source import ModelSource, UnknownSize, read_config
 from rloom.plan.batches import Batches, Updates
-
-
-class UnknownSize(ModelError):
-    """The model may well train, but its parameters cannot be counted here."""
 
 
 @dataclass(frozen=True)
@@ -145,42 +139,9 @@ class Architecture:
         return self.layers * sum(rank * (rows + columns) for rows, columns in chosen)
 
 
-def read_architecture(path: str, key: str, overrides: Mapping[str, Any]) -> Architecture:
+def read_architecture(source: ModelSource) -> Architecture:
     """The model of a folder, the embedded one, or that of a hub name whose config.json is in the cache already."""
-    return architecture({**read_fields(path, key), **overrides}, f"{key}={path}")
-
-
-def read_fields(path: str, key: str) -> dict[str, Any]:
-    """config.json of a model."""
-    file = find_config(path, key)
-    try:
-        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{key}={path}: {file} cannot be read: {error}") from error
-    return fields
-
-
-def find_config(path: str, key: str) -> Path:
-    folder = EMBEDDED_FOLDER / "model" if path == EMBEDDED_NAME else expand(path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{key}={path}: the folder has no config.json, so it is no Hugging Face model")
-        return folder / "config.json"
-    if path.startswith((".", "/", "~")):
-        raise ModelError(f"{key}={path}: there is no such folder; give a folder or a hub name")
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        cached = try_to_load_from_cache(path, "config.json")
-    except HFValidationError as error:
-        raise ModelError(f"{key}={path}: this is neither a folder nor a hub name") from error
-    if not isinstance(cached, str):
-        raise UnknownSize(
-            f"{key}={path}: its config.json is not in the Hugging Face cache, and a plan downloads nothing; "
-            f"`hf download {path} config.json` fetches that one file, or give a folder"
-        )
-    return Path(cached)
+    return architecture(read_config(source, download=False), f"{source.key}={source.path}")
 
 
 def architecture(fields: Mapping[str, Any], source: str) -> Architecture:
@@ -265,21 +226,20 @@ class ModelPlan:
         return self.trainable == self.parameters
 
 
-def policy_model(config: Config) -> tuple[str, str, dict[str, Any]]:
-    """(path, its key, entries of config.json that are replaced)"""
+def policy_model(config: Config) -> ModelSource:
     model = config.actor_rollout_ref.model
-    return model.path, "actor_rollout_ref.model.path", model.override_config
+    return ModelSource(model.path, overrides=model.override_config)
 
 
-def critic_model(config: Config) -> tuple[str, str, dict[str, Any]]:
+def critic_model(config: Config) -> ModelSource:
     model, policy = config.critic.model, config.actor_rollout_ref.model
     overrides = {**({} if model.path else policy.override_config), **model.override_config}
-    return model.path or policy.path, "critic.model.path", overrides
+    return ModelSource(model.path or policy.path, "critic.model.path", overrides=overrides)
 
 
 def actor_plan(config: Config, sizes: Batches) -> ModelPlan:
     model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
-    size = read_architecture(*policy_model(config))
+    size = read_architecture(policy_model(config))
     adapter = adapter_parameters(model, size)
     return ModelPlan(
         architecture=size,
@@ -301,7 +261,7 @@ def actor_plan(config: Config, sizes: Batches) -> ModelPlan:
 def critic_plan(config: Config, sizes: Batches) -> ModelPlan | None:
     if sizes.critic is None:
         return None
-    model, size = config.critic.model, read_architecture(*critic_model(config))
+    model, size = config.critic.model, read_architecture(critic_model(config))
     return ModelPlan(
         architecture=size,
         parameters=size.critic_parameters,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rloom.config.base import RunTrainer
 from rloom.config.schema import Config, SftConfig
+from rloom.models.source import ModelSource
 from rloom.plan.architecture import FLOAT32, adapter_parameters, critic_model, policy_model, read_architecture
 
 GIB, MIB = 1024**3, 1024**2
@@ -57,7 +58,7 @@ def disk_plan(config: Config, folder: Path, steps: int | None, *, critic: bool, 
     """`steps`: of the whole run. `saved`: checkpoints of it that are there. UnknownSize: of an unknown model."""
     trainer, model = config.trainer, config.actor_rollout_ref.model
     contents = config.actor_rollout_ref.actor.checkpoint.save_contents
-    size = read_architecture(*policy_model(config))
+    size = read_architecture(policy_model(config))
     adapter = adapter_parameters(model, size)
     roles = {
         "actor": SavedRole(
@@ -65,7 +66,7 @@ def disk_plan(config: Config, folder: Path, steps: int | None, *, critic: bool, 
         )
     }
     if critic:
-        trained = read_architecture(*critic_model(config)).critic_parameters
+        trained = read_architecture(critic_model(config)).critic_parameters
         without_export = [name for name in contents if name != "hf_model"]
         roles["critic"] = SavedRole(role_bytes(without_export, trained, 0), trainer.max_critic_ckpt_to_keep)
     return DiskPlan(folder, free_bytes(folder), roles, saves(trainer, steps, saved), answer_bytes(config, steps))
@@ -73,7 +74,7 @@ def disk_plan(config: Config, folder: Path, steps: int | None, *, critic: bool, 
 
 def sft_disk_plan(config: SftConfig, folder: Path, steps: int | None, *, saved: int = 0) -> DiskPlan:
     model, trainer = config.model, config.trainer
-    size = read_architecture(model.path, "model.path", model.override_config)
+    size = read_architecture(ModelSource(model.path, "model.path", overrides=model.override_config))
     adapter = adapter_parameters(model, size, "model")
     written = role_bytes(trainer.checkpoint.save_contents, adapter or size.parameters, size.parameters + adapter)
     roles = {"actor": SavedRole(written, trainer.max_ckpt_to_keep)}

@@ -21,15 +21,14 @@ from rloom.config.schema import Actor, Config, Critic
 from rloom.errors import ConfigError, ModelError
 from rloom.gpus import smallest_memory
 from rloom.models.limits import check_context
+from rloom.models.source import UnknownSize, read_config
 from rloom.plan.architecture import (
     FLOAT32,
     ModelPlan,
-    UnknownSize,
     actor_plan,
     critic_model,
     critic_plan,
     policy_model,
-    read_fields,
 )
 from rloom.plan.batches import Batches, batches
 from rloom.plan.disk import DiskPlan, disk_plan
@@ -326,12 +325,12 @@ def check_splits(config: Config, *, critic: bool) -> None:
     """By config.json, where it is present."""
     faults: list[str] = []
     for role in megatron_roles(config, critic=critic):
-        path, key, overrides = critic_model(config) if role.path == CRITIC else policy_model(config)
+        source = critic_model(config) if role.path == CRITIC else policy_model(config)
         try:
-            fields = {**read_fields(path, key), **overrides}
+            fields = read_config(source, download=False)
         except UnknownSize:
             continue
-        faults += split_faults(role, fields, f"{key}={path}") if role.workers > 1 else []
+        faults += split_faults(role, fields, f"{source.key}={source.path}") if role.workers > 1 else []
     if faults:
         raise ConfigError("\n".join(faults))
 

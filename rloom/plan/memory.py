@@ -13,8 +13,9 @@ from typing import Any
 from rloom.config.schema import Config
 from rloom.errors import ModelError
 from rloom.models.limits import LOGITS_AT_ONCE, UNREDUCED_SHARE
+from rloom.models.source import ModelSource, UnknownSize, read_config
 from rloom.plan import megatron
-from rloom.plan.architecture import BFLOAT16, FAMILIES, FLOAT32, ModelPlan, UnknownSize, architecture, read_fields
+from rloom.plan.architecture import BFLOAT16, FAMILIES, FLOAT32, ModelPlan, architecture
 from rloom.plan.batches import Batches, largest_share, plan_passes
 from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, wanted_cache_tokens
 from rloom.runtime.placement import ACTOR, REWARD, ROLLOUT
@@ -56,7 +57,8 @@ def reward_plan(config: Config, sizes: Batches) -> RewardPlan | None:
     key = "reward_model.path" if section.path is not None else "reward_model.model.path"
     fsdp, ranks = section.model.fsdp_config, config.workers_of("reward")
     longest = min(sizes.longest, section.max_length or sizes.longest)
-    family, parameters, token_numbers = size_of(read_fields(path, key), f"{key}={path}", longest)
+    fields = read_config(ModelSource(path, key), download=False)
+    family, parameters, token_numbers = size_of(fields, f"{key}={path}", longest)
     float32 = fsdp.dtype == "float32" or (fsdp.dtype == "auto" and config.trainer.device == "cpu")
     passes = plan_passes(largest_share(sizes.samples, ranks), section.batching(ranks), longest)
     return RewardPlan(

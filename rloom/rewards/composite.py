@@ -108,7 +108,7 @@ class CompositeReward:
         return {name: [m.count, m.mean, m.squares] for name, m in self.moments.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """A part that the saved run did not have, or did not normalize, begins anew."""
+        """A part that the saved run did not have, or did not normalize, starts from the beginning."""
         for name in self.moments.keys() & state.keys():
             try:
                 count, mean, squares = state[name]

@@ -313,7 +313,7 @@ class RemoteReward:
             loop = asyncio.get_running_loop()
             connections = self._concurrency * len(self._urls)
             client = HttpClient(headers=self._headers, connections=connections)
-            servers = ServerPool(self._urls, concurrency=self._concurrency, patience_s=self._timeout_s)
+            servers = ServerPool(self._urls, concurrency=self._concurrency, no_server_timeout_s=self._timeout_s)
             self._connection = loop, client, servers
         return self._connection
 

@@ -263,7 +263,7 @@ def _styled(lines: list[list[LinePart]]) -> Text:
 
 
 class TimeLeft:
-    """Text that is made anew whenever the bars are drawn; empty as long as the time is unknown."""
+    """Text that is made again whenever the bars are drawn; empty as long as the time is unknown."""
 
     def __init__(self, remaining: RemainingTime) -> None:
         self._remaining = remaining

@@ -77,7 +77,7 @@ class RunFolder:
         if not is_run(self.path):
             raise DataError(f"{path} is no run directory: it has none of {', '.join(MARKS)}")
         self.name = run_name(self.path)
-        self.generation = 0  # changes when steps are removed: a resumed run writes them anew
+        self.generation = 0  # changes when steps are removed: a resumed run writes them again
         self.events: list[Event] = []  # in effect
         self._metrics: dict[int, dict[str, float]] = {}
         self._validated: dict[int, None] = {}  # steps with a validation

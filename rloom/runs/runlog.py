@@ -169,7 +169,7 @@ class RunLog:
         return file
 
     def truncate_after(self, step: int) -> None:
-        """Forget what was logged after `step`: a resumed run will log it anew. -1 forgets everything."""
+        """Forget what was logged after `step`: a resumed run will log it again. -1 forgets everything."""
         truncate_metrics(self.metrics_file, step)
         self._step = max(step, 0)
         process = {"host": socket.gethostname(), "pid": os.getpid()}

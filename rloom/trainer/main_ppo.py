@@ -8,8 +8,7 @@ from rloom import __version__
 # No import of torch here: configuration errors must not wait for it.
 from rloom.config.load import load_config
 from rloom.config.schema import Config
-from rloom.console import run_safely, split_hydra_flags
-from rloom.language import translate
+from rloom.console import run_with_keys
 from rloom.launch.directory import claimed, in_directory
 from rloom.launch.early_checks import announce_run, check, check_extras, check_gpus, check_keys
 from rloom.runtime.fork_server import fork_server
@@ -43,16 +42,7 @@ Exit codes: 0 done · 2 an error that you can correct · 3 a worker or machine w
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "-h" in given or "--help" in given:
-        print(translate(USAGE))
-        return 0
-
-    def run() -> int:
-        overrides, source = split_hydra_flags(given)
-        return train(load_config(overrides, **source))
-
-    return run_safely(run)
+    return run_with_keys(USAGE, arguments, lambda overrides, source: train(load_config(overrides, **source)))
 
 
 def train(config: Config) -> int:

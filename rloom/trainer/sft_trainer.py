@@ -9,8 +9,7 @@ from rloom import __version__
 from rloom.config.checks import check_sft
 from rloom.config.load import load_sft_config
 from rloom.config.schema import SftConfig
-from rloom.console import run_safely, split_hydra_flags
-from rloom.language import translate
+from rloom.console import run_with_keys
 from rloom.launch.directory import claimed, in_directory
 from rloom.launch.early_checks import announce_sft, check_early_sft, check_extras, check_gpus, check_sft_disk
 from rloom.launch.inputs import read_sft_rows
@@ -30,16 +29,7 @@ again resumes a run that stopped. RLOOM_SMOKE=1 replaces model and data by small
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "-h" in given or "--help" in given:
-        print(translate(USAGE))
-        return 0
-
-    def run() -> int:
-        overrides, source = split_hydra_flags(given)
-        return train(load_sft_config(overrides, **source))
-
-    return run_safely(run)
+    return run_with_keys(USAGE, arguments, lambda overrides, source: train(load_sft_config(overrides, **source)))
 
 
 def train(config: SftConfig) -> int:

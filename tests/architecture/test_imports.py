@@ -112,7 +112,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pydantic": ("rloom.config", "rloom.episodes.stand_ins"),
     "transformers": ("rloom.models", "rloom.families", "rloom.rollout.hf", "rloom.launch"),
     "peft": ("rloom.models",),
-    "huggingface_hub": ("rloom.hub", "rloom.plan.architecture"),
+    "huggingface_hub": ("rloom.hub",),
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models", "rloom.training.queue_file"),
     "httpx": ("rloom.net.http",),

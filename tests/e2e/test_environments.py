@@ -63,7 +63,7 @@ def test_the_policy_begins_to_use_what_the_environment_answers(tmp_path: Path, m
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("name", ["guess_number", "calculator"])
 def test_the_examples_reach_80_percent(name: str, seed: int, tmp_path: Path) -> None:
-    """Fixed guesses find 43 % of the numbers; the student, whom the start repeats, has 15 % of the products."""
+    """Fixed guesses find 43 % of the numbers; the demonstrations, which a start repeats, 15 % of the products."""
     subprocess.run(
         ["bash", str(EXAMPLES / "environments" / f"run_{name}.sh"), "trainer.device=cpu"],
         env={**os.environ, "PYTHON": sys.executable, "OUT": str(tmp_path), "SEED": str(seed)},

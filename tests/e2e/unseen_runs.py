@@ -1,4 +1,4 @@
-"""Ill and healthy runs whose author had not read the doctor's checks.
+"""Runs with a planted fault and healthy runs that were not used to set the thresholds of the doctor.
 
 `names`: parts of words, of which the first finding must have one, in any case.
 """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rloom.families.rollout import own_logprobs
+from rloom.families.family import own_logprobs
 from rloom.families.training import check_training, largest_difference, own_logits, two_samples
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Request, Sampling

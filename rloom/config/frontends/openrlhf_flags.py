@@ -203,10 +203,10 @@ def default_text(flag: Flag) -> str:
     return " ".join(map(str, flag.default)) if isinstance(flag.default, list) else str(flag.default)
 
 
-def wrapped(words: list[str], width: int = 118) -> Iterator[str]:
+def wrapped(words: list[str]) -> Iterator[str]:
     line = " "
     for word in words:
-        if len(line) + len(word) + 1 > width:
+        if len(line) + len(word) + 1 > 118:  # columns
             yield line
             line = " "
         line += f" {word}"

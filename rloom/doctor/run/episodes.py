@@ -1,4 +1,4 @@
-"""Checks of answers of several turns: endings, calls of tools, environments, pasts that are written anew."""
+"""Checks of answers of several turns: endings, calls of tools, environments, pasts that the template rewrites."""
 
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History

@@ -109,9 +109,9 @@ class Fault:
         """Causes: unusual values of keys that explain this kind, then those with evidence, then those that are
         possible. Beside an unusual value the possible ones are left out. `more`: advice for any cause."""
         unusual = [value for value in history.unusual if self.kind in value.explains]
-        judged = [(cause, cause.when(history)) for cause in self.causes]
-        supported = [(cause, text) for cause, text in judged if isinstance(text, str)]
-        possible = [] if unusual else [cause for cause, text in judged if text is True]
+        results = [(cause, cause.when(history)) for cause in self.causes]
+        supported = [(cause, text) for cause, text in results if isinstance(text, str)]
+        possible = [] if unusual else [cause for cause, text in results if text is True]
         keys = {value.key for value in unusual}
         ranked = [
             cause for cause in (*(cause for cause, _ in supported), *possible) if not cause.changes(history, keys)

@@ -27,8 +27,7 @@ from rloom.engines.megatron.layout import ParameterLayout
 from rloom.engines.megatron.network import StageNetwork
 from rloom.engines.megatron.optimizer import DistributedAdamW
 from rloom.engines.megatron.pipeline import Pipeline
-from rloom.engines.megatron.shape import shape_of
-from rloom.engines.megatron.sizes import ModelParallel
+from rloom.engines.megatron.sizes import ModelParallel, shape_of
 from rloom.engines.megatron.weights import StageWeights
 from rloom.engines.micro_batches import Tally, dummy_pass, split_batch, zero_loss
 from rloom.engines.optim import read_update
@@ -57,7 +56,8 @@ class MegatronEngine:
         compiled: bool = False,
         overrides: Mapping[str, Any] | None = None,  # fields of megatron-core's TransformerConfig
     ) -> None:
-        self.placement, self.scoring, self.training = placement, scoring, training
+        self.placement, self.device = placement, placement.device
+        self.scoring, self.training = scoring, training
         self.groups: MegatronGroups = make_groups(sizes, placement.device)
         is_policy = isinstance(described, PolicyNetwork)
         config = described.decoder.base.config
@@ -120,10 +120,6 @@ class MegatronEngine:
     @property
     def size(self) -> int:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
-
-    @property
-    def device(self) -> torch.device:
-        return self.placement.device
 
     @property
     def description(self) -> str:

@@ -30,7 +30,7 @@ from rloom.engines.megatron.core import (
     TransformerLayer,
     TransformerLayerSubmodules,
 )
-from rloom.engines.megatron.shape import Shape
+from rloom.engines.megatron.sizes import Shape
 from rloom.models.attention import AttentionOptions, PackedAttention
 from rloom.models.routing import NO_CHOICE
 
@@ -71,7 +71,7 @@ def normalize(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotary embedding of the families in shape.py: the first half of a head's numbers with the second."""
+    """The rotary embedding of the families in sizes.py: the first half of a head's numbers with the second."""
 
     def rotated(tensor: Tensor) -> Tensor:
         first, second = tensor.chunk(2, -1)

@@ -7,8 +7,7 @@ the columns of a row-parallel matrix. Reading, exporting and checkpoints copy bl
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rloom.engines.megatron.shape import Shape
-from rloom.engines.megatron.sizes import ModelParallel
+from rloom.engines.megatron.sizes import ModelParallel, Shape
 
 Index = tuple[int | slice, ...]
 ALL = slice(None)

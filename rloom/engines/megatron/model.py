@@ -11,7 +11,7 @@ from rloom.batch import Batch
 from rloom.engines.megatron.core import GPTModel, TransformerBlockSubmodules, TransformerConfig
 from rloom.engines.megatron.groups import MegatronGroups
 from rloom.engines.megatron.layers import Layer, Norm, PackedCoreAttention, PackedSamples, layer_spec
-from rloom.engines.megatron.shape import Shape
+from rloom.engines.megatron.sizes import Shape
 from rloom.errors import ConfigError
 from rloom.models.attention import PackedAttention
 

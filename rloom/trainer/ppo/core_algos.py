@@ -5,7 +5,7 @@ one prompt. Results are (advantages, returns), 0 outside the mask. One differenc
 answer to its prompt has advantage 0, where verl's grpo returns its score.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -28,35 +28,40 @@ def compute_gae_advantage_return(
     return padded(estimators.gae, token_level_rewards, response_mask, settings=settings, values=values, whitened=True)
 
 
-def compute_rloo_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Hashable], config: Any = None
-) -> Padded:
-    """R_i - mean(R_j, j != i) over the answers to one prompt."""
-    return padded(estimators.rloo, token_level_rewards, response_mask, index)
+def outcome(estimator: Estimator, *, whitened: bool = False) -> Callable[..., Padded]:
+    """The function of verl whose advantage comes from the rewards and the groups of the answers alone."""
+
+    def advantage(
+        token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Hashable], config: Any = None
+    ) -> Padded:
+        return padded(estimator, token_level_rewards, response_mask, index, whitened=whitened)
+
+    return advantage
 
 
-def compute_grpo_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index: Sequence[Hashable],
-    norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
-) -> Padded:
-    """(R - mean) / std over the answers to one prompt; without the std it is Dr. GRPO's."""
-    settings = AdvantageSettings(norm_by_std=norm_adv_by_std_in_grpo)
-    return padded(estimators.grpo, token_level_rewards, response_mask, index, settings=settings)
+def divided_outcome(estimator: Estimator) -> Callable[..., Padded]:
+    """As `outcome`, divided by the standard deviation of the group if `norm_adv_by_std_in_grpo`."""
+
+    def advantage(
+        token_level_rewards: Tensor,
+        response_mask: Tensor,
+        index: Sequence[Hashable],
+        norm_adv_by_std_in_grpo: bool = True,
+        config: Any = None,
+    ) -> Padded:
+        settings = AdvantageSettings(norm_by_std=norm_adv_by_std_in_grpo)
+        return padded(estimator, token_level_rewards, response_mask, index, settings=settings)
+
+    return advantage
 
 
-def compute_grpo_passk_outcome_advantage(
-    token_level_rewards: Tensor,
-    response_mask: Tensor,
-    index: Sequence[Hashable],
-    norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
-) -> Padded:
-    """The best answer gets its lead over the second best, the others 0."""
-    settings = AdvantageSettings(norm_by_std=norm_adv_by_std_in_grpo)
-    return padded(estimators.grpo_passk, token_level_rewards, response_mask, index, settings=settings)
+# the formulas are in rloom/algos/estimators.py
+compute_rloo_outcome_advantage = outcome(estimators.rloo)
+compute_opo_outcome_advantage = outcome(estimators.opo)
+compute_gpg_outcome_advantage = outcome(estimators.gpg)
+compute_reinforce_plus_plus_baseline_outcome_advantage = outcome(estimators.reinforce_plus_plus_baseline, whitened=True)
+compute_grpo_outcome_advantage = divided_outcome(estimators.grpo)
+compute_grpo_passk_outcome_advantage = divided_outcome(estimators.grpo_passk)
 
 
 def compute_reinforce_plus_plus_outcome_advantage(
@@ -67,32 +72,11 @@ def compute_reinforce_plus_plus_outcome_advantage(
     return padded(estimators.reinforce_plus_plus, token_level_rewards, response_mask, settings=settings, whitened=True)
 
 
-def compute_reinforce_plus_plus_baseline_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Hashable], config: Any = None
-) -> Padded:
-    """R - mean, whitened over the tokens of the batch."""
-    return padded(estimators.reinforce_plus_plus_baseline, token_level_rewards, response_mask, index, whitened=True)
-
-
 def compute_remax_outcome_advantage(
     token_level_rewards: Tensor, reward_baselines: Tensor, response_mask: Tensor, config: Any = None
 ) -> Padded:
     """The return minus `reward_baselines`, the score of the greedy answer to each row's prompt."""
     return padded(estimators.remax, token_level_rewards, response_mask, greedy=reward_baselines)
-
-
-def compute_opo_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Hashable], config: Any = None
-) -> Padded:
-    """R minus the mean of the group, weighted by length."""
-    return padded(estimators.opo, token_level_rewards, response_mask, index)
-
-
-def compute_gpg_outcome_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Hashable], config: Any = None
-) -> Padded:
-    """R - mean, times the number of answers over those whose R is not 0."""
-    return padded(estimators.gpg, token_level_rewards, response_mask, index)
 
 
 def kl_penalty(logprob: Tensor, ref_logprob: Tensor, kl_penalty: str) -> Tensor:

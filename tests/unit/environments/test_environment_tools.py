@@ -74,7 +74,7 @@ def test_a_player_with_the_calculator_solves_every_product_and_a_guess_solves_fe
     assert sum(played) == len(test) and sum(guessed) <= 3
 
 
-def test_the_student_calls_the_tool_in_45_percent_and_with_the_right_operation_in_a_third_of_them() -> None:
+def test_the_demonstrations_call_the_tool_in_45_percent_and_with_the_right_operation_in_a_third_of_them() -> None:
     train, _ = calculator.rows()
     called = [row["messages"] for row in train if len(row["messages"]) == 4]
     right = [row for row in train if row["messages"][-1]["content"] == f"Answer: {row['reward_model']['ground_truth']}"]

@@ -59,7 +59,7 @@ def test_a_player_who_halves_what_is_left_always_wins_and_fixed_guesses_win_3_of
     assert found(lambda seen: 1) == 1 / 7
 
 
-def test_the_students_games_are_played_by_the_rules() -> None:
+def test_the_demonstrations_are_played_by_the_rules() -> None:
     train, test = guess_number.rows()
     assert (len(train), [row["reward_model"]["ground_truth"] for row in test]) == (4096, [str(n) for n in range(1, 8)])
     won = 0
@@ -69,7 +69,7 @@ def test_the_students_games_are_played_by_the_rules() -> None:
             text, reward, done = game.step(guess["content"])
             assert done is (answer is None) and (answer is None or text == answer["content"])
         won += reward == 1.0
-    assert 0.35 < won / len(train) < 0.45  # careless: a policy that copies him has much to learn
+    assert 0.35 < won / len(train) < 0.45  # a policy that copies the demonstrations has much to learn
 
 
 def test_each_episode_of_a_training_row_draws_its_own_number() -> None:

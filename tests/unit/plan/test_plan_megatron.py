@@ -10,8 +10,7 @@ from transformers import Qwen2Config, Qwen3Config
 
 from rloom.config.load import load_config
 from rloom.engines.megatron.layout import ParameterLayout
-from rloom.engines.megatron.shape import shape_of
-from rloom.engines.megatron.sizes import ModelParallel
+from rloom.engines.megatron.sizes import ModelParallel, shape_of
 from rloom.errors import ConfigError
 from rloom.plan import megatron
 from rloom.plan.architecture import ModelPlan
