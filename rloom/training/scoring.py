@@ -139,7 +139,7 @@ class PartScoring:
     def is_scored(self, row: int, group: int) -> bool:
         """Whether the answer waits for nothing: a batch is scored when it is taken."""
         if self.part.queue.unit is ScoringUnit.BATCH:
-            return any(answer.row == row for answer in self.incomplete[group])
+            return any(answer.row == row for answer in self.incomplete.get(group, ()))
         place = self.places.get(row)
         return place is not None and place.scores.done()
 

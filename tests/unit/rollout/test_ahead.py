@@ -110,8 +110,15 @@ class Settled(AheadSampler):
 
     def chosen(self, step: int) -> list[int] | None:
         scoring = self.scoring
-        wait_until(lambda: all(row in part.places for row in [*scoring.generated] for part in scoring.parts))
+        wait_until(lambda: all(map(self.is_decoded, [*scoring.generated])))
         return super().chosen(step)
+
+    def is_decoded(self, row: int) -> bool:
+        of_batches = [part for part in self.scoring.parts if part.part.queue.unit is ScoringUnit.BATCH]
+        waits = all(
+            any(one.row == row for found in [*part.incomplete.values()] for one in found) for part in of_batches
+        )
+        return row in self.scoring.texts and waits and (bool(of_batches) or row in self.scoring.parts[0].places)
 
 
 class Run:
@@ -210,6 +217,22 @@ def test_groups_whose_scores_are_late_are_trained_later() -> None:
         assert run.prompts() == [1, 2]
         reward.arrive()
         assert run.prompts() == [0, 3]
+
+
+def test_a_reward_of_whole_batches_gets_the_answers_of_a_step_together() -> None:
+    """Such as a reward model on the workers that generate: it scores once nothing is generated."""
+
+    class Together(Late):
+        unit = ScoringUnit.BATCH
+
+        def submit(self, groups: Sequence[SampleGroup]) -> "Future[list[list[Score]]]":
+            asked.append([(group[0].ground_truth, len(group)) for group in groups])
+            return super().submit(groups)
+
+    asked: list[list[tuple[int, int]]] = []
+    with Run({0: 5, 1: 2, 2: 2, 3: 2}, wait(), Together()) as run:
+        assert [run.prompts() for _ in range(3)] == [[1, 2], [3, 1], [0, 2]]
+    assert asked == [[(1, 2), (2, 2)], [(3, 2), (1, 2)], [(0, 2), (2, 2)]]
 
 
 def test_a_run_of_so_many_steps_begins_no_more_groups_than_it_trains() -> None:
