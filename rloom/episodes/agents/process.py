@@ -38,6 +38,7 @@ PATH_KEY, COMMAND_KEY, KWARGS_KEY = f"{AGENT}.path", f"{AGENT}.command", f"{AGEN
 LOOPS = ("agent_loop_config_path", "default_agent_loop")  # a YAML file, file.py:name
 UNREAD = "unread"  # of a result: the last line of a program that gives no reward
 SHELL = frozenset(("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1"))
+OWN_HOSTS = ("127.0.0.1", "localhost")  # of the policy's address
 MOST_OUTPUT = 1 << 16  # bytes of a program's output that are kept, from its end
 RETURNS = "return a finite number, {'reward': ...}, {'rewards': {answer id: ...}} or None"
 
@@ -92,6 +93,15 @@ class Task:
             "ANTHROPIC_BASE_URL": self.base_url,
             "ANTHROPIC_API_KEY": key,
         }
+
+
+def without_proxy(variables: Mapping[str, str]) -> dict[str, str]:
+    """NO_PROXY and no_proxy with the policy's address. A proxy of the cluster cannot reach it, and would get prompts
+    and keys. Clients prefer one of the two names each, so both have the same value."""
+    given = variables.get("no_proxy") or variables.get("NO_PROXY")
+    # a * beside other names is no wildcard
+    value = "*" if given == "*" else ",".join(filter(None, (given, *OWN_HOSTS)))
+    return {"NO_PROXY": value, "no_proxy": value}
 
 
 @dataclass(frozen=True)

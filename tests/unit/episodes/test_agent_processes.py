@@ -1,0 +1,50 @@
+"""What the process of an agent has: variables, seeds, and the processes that its file starts."""
+
+import textwrap
+
+import pytest
+
+from rloom.episodes.agents.process import without_proxy
+from rloom.episodes.record import Ending
+from tests.unit.episodes.agent_runs import agent_driver, run, setup_of
+
+ASKING = textwrap.dedent(
+    """
+    import json, os, sys, urllib.request
+
+    def ask(base_url, messages):
+        body = json.dumps({"messages": messages}).encode()
+        return json.load(urllib.request.urlopen(base_url + "/chat/completions", body))
+
+    def agent(base_url, row, **kwargs):
+        return len(ask(base_url, row["prompt"])["choices"])
+
+    if __name__ == "__main__":
+        print(len(ask(os.environ["OPENAI_BASE_URL"], json.load(sys.stdin)["prompt"])["choices"]))
+    """
+)
+
+
+@pytest.mark.parametrize("given", [{"path": "{}:agent"}, {"command": "python3 {}"}])
+def test_an_agent_reaches_the_policy_where_the_cluster_has_a_proxy(given, tmp_path, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "asking.py"
+    file.write_text(ASKING)
+    [record], _ = run(agent_driver(setup_of(**{key: value.format(file) for key, value in given.items()})))
+    assert (record.ending, record.failure, record.reward) == (Ending.DONE, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({}, "127.0.0.1,localhost"),
+        ({"NO_PROXY": ".corp"}, ".corp,127.0.0.1,localhost"),
+        ({"NO_PROXY": ".corp", "no_proxy": "a.b"}, "a.b,127.0.0.1,localhost"),
+        ({"no_proxy": "*"}, "*"),
+    ],
+)
+def test_the_policys_address_is_added_to_the_hosts_without_a_proxy(given, value):
+    assert without_proxy(given) == {"NO_PROXY": value, "no_proxy": value}
