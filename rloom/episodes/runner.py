@@ -31,7 +31,7 @@ from rloom.episodes.writer import EpisodeWriter, Texts
 from rloom.errors import DataError, TrainingError
 from rloom.net.loop import EventLoop
 from rloom.rollout.base import CancelledRequest, Completion, EndedConversation, Request, Sampling, StreamItem
-from rloom.types import Prompt
+from rloom.types import Message, Prompt
 
 STOP_S = 30.0  # after Ctrl-C or SIGTERM: how long a step waits for environments while there is nothing to generate
 STOP_CHECK_TOKENS = 64  # an answer that a text may end is generated in pieces of so many tokens
@@ -262,6 +262,7 @@ class EnvironmentDriver:
                 return
             run.check_turns()
             run.check_replies()
+            run.check_length(seen.messages)
             leaf = read_reply(partial(writer.add, answer, seconds=seconds), seen.messages)
 
     async def end(self) -> None:
@@ -371,6 +372,13 @@ class RunningEpisode:
             raise LimitReached(ending)
         self.prompt_tokens = longest_prompt
         return left[ending], ending
+
+    def check_length(self, messages: Sequence[Message]) -> None:
+        """A text that cannot fit is not encoded: 10 MB take 10 s, in which no other episode goes on."""
+        characters = sum(len(str(message.get("content") or "")) for message in messages)
+        tokens = (self.prompt_tokens or 0) + self.limits.response_tokens
+        if self.prompt_tokens is not None and characters > tokens * self.writer.texts.template.longest_token:
+            raise LimitReached(Ending.TOKENS)
 
     def check_prompt(self, tokens: int) -> None:
         longest = self.limits.prompt_tokens

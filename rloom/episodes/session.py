@@ -113,7 +113,7 @@ class AgentSession:
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
 
     def read(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
-        self.check_length(messages)
+        self.run.check_length(messages)
         return self.run.writer.read(messages, tools)
 
     async def generate(
@@ -164,13 +164,6 @@ class AgentSession:
     def check_open(self) -> None:
         if self.closed:
             raise EpisodeEnded(self.run.ending)
-
-    def check_length(self, messages: Sequence[Message]) -> None:
-        """A text that cannot fit is not encoded: 10 MB take 10 s, in which no other episode goes on."""
-        run, characters = self.run, sum(len(str(message.get("content") or "")) for message in messages)
-        tokens = (run.prompt_tokens or 0) + run.limits.response_tokens
-        if run.prompt_tokens is not None and characters > tokens * run.writer.texts.template.longest_token:
-            raise LimitReached(Ending.TOKENS)
 
     def close(self) -> None:
         """Requests that still run are cancelled: nothing is added to a finished episode."""

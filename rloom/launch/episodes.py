@@ -15,7 +15,7 @@ from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import WITHHELD, EnvironmentSetup, EpisodeLimits, ToolSchema
+from rloom.episodes.base import VERL_RESULT_CHARACTERS, WITHHELD, EnvironmentSetup, EpisodeLimits, ToolSchema
 from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import Ending
@@ -274,6 +274,8 @@ def verl_config(config: Config) -> dict[str, Any]:
         "response_length": config.data.max_response_length,
         "calculate_log_probs": True,
     }
+    if rollout["multi_turn"]["max_tool_response_length"] is None:  # verl's loops compare it with a length
+        rollout["multi_turn"]["max_tool_response_length"] = VERL_RESULT_CHARACTERS
     data.setdefault("apply_chat_template_kwargs", {})
     data["tool_config_path"] = config.actor_rollout_ref.rollout.multi_turn.tool_config_path
     return found

@@ -37,6 +37,7 @@ class Tool:
     function: Callable[..., Any]  # called with the arguments of the call; may be a coroutine function
     read: Callable[[Any], ToolResult] = as_result  # of what it returned
     gives_reward: bool = False  # what it returned may have one
+    result_characters: int | None = None  # where the limits have none
 
     @property
     def name(self) -> str:
@@ -186,7 +187,14 @@ class ToolEnvironment:
         arguments = requested.arguments if isinstance(requested.arguments, str) else json.dumps(requested.arguments)
         took = time.monotonic() - began if seconds is None else seconds
         error = None if error is None else plain_text(error[:500])
-        return ToolCall(requested.name, arguments, shortened(text, self.limits), took, error), reward
+        return ToolCall(requested.name, arguments, self.shortened(requested.name, text), took, error), reward
+
+    def shortened(self, name: str, text: str) -> str:
+        """A result of this tool, as the policy reads it."""
+        limit = self.limits.result_characters
+        if limit is None and name in self.by_name:
+            limit = self.by_name[name].result_characters
+        return plain_text(cut(text, limit, self.limits.truncate_side))
 
     def end(self) -> float | None:
         rewards = [toolset.reward(self.calls) for toolset in self.toolsets]
@@ -310,7 +318,3 @@ def begun(messages: Sequence[Message], seen: Any) -> tuple[Message, ...]:
 def close(calls: UserCalls, instance: Any) -> None:
     if (method := getattr(instance, "close", None)) is not None:
         calls(method)
-
-
-def shortened(text: str, limits: EpisodeLimits) -> str:
-    return plain_text(cut(text, limits.result_characters, limits.truncate_side))

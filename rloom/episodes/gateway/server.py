@@ -290,7 +290,7 @@ class Gateway:
         asked = dialect.read(body, session)
         texts = session.run.writer.texts
         if path == COUNT_TOKENS:
-            session.check_length(asked.messages)
+            session.run.check_length(asked.messages)
             started = texts.template.start(asked.messages, asked.tools)
             return await send_json(send, {"input_tokens": len(started.tokens)})
         self._say_ignored(asked, session)
