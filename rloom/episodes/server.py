@@ -99,6 +99,7 @@ def serve_agent(connection: socket.socket, agent: LoadedAgent) -> None:
     """One episode. The driver has the process killed after its reply."""
     number, what, task = pickle.loads(read_frame(connection.recv))
     assert what == RUN
+    set_seed(task.seed)
     try:
         answer = as_reply({RESULT: agent.run(connection, task), NUMBER: number})
     except AgentFailed as failed:
@@ -226,10 +227,13 @@ def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSc
 
 
 def set_seed(seed: int) -> None:
-    """What an environment draws is a function of its episode: a resumed run draws the same."""
+    """What an environment or an agent draws is a function of its episode: a resumed run draws the same. Forked
+    processes begin with copies of the generators of numpy and torch."""
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed % 2**63)
 
 
 def closed(environment: Environment) -> None:

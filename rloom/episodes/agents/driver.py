@@ -100,6 +100,7 @@ class AgentDriver:
             api_key=session.key,
             reward_key=session.reward_key,
             loop=loop,
+            seed=run.row.seed(0),
         )
 
     async def converse(self, session: AgentSession, process: EnvironmentProcess, task: Task) -> Any:

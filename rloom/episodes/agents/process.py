@@ -81,6 +81,7 @@ class Task:
     api_key: str = ""
     reward_key: str = ""  # for /rl/set_reward
     loop: str = ""  # the name of the agent loop
+    seed: int = 0  # of what the agent draws
 
     @property
     def variables(self) -> dict[str, str]:

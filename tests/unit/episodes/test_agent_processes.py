@@ -1,7 +1,9 @@
 """What the process of an agent has: variables, seeds, and the processes that its file starts."""
 
+import random
 import textwrap
 
+import numpy
 import pytest
 
 from rloom.episodes.agents.process import without_proxy
@@ -48,3 +50,15 @@ def test_an_agent_reaches_the_policy_where_the_cluster_has_a_proxy(given, tmp_pa
 )
 def test_the_policys_address_is_added_to_the_hosts_without_a_proxy(given, value):
     assert without_proxy(given) == {"NO_PROXY": value, "no_proxy": value}
+
+
+def test_what_an_agent_draws_follows_from_the_seed_of_its_episode(tmp_path):
+    file = tmp_path / "draws.py"
+    file.write_text(ASKING + "import random, numpy\ndef draws(base_url, row):\n    agent(base_url, row)\n")
+    with file.open("a") as more:
+        more.write("    return {'reward': numpy.random.randint(10**6) + random.random()}\n")
+    # the first numbers of the generators that are seeded with 0, 1000 and 2000: those of the episodes' first requests
+    expected = [numpy.random.RandomState(n).randint(10**6) + random.Random(n).random() for n in (0, 1000, 2000)]
+    for _ in range(2):  # as in a resumed run
+        records, _ = run(agent_driver(setup_of(path=f"{file}:draws")), 3)
+        assert [record.reward for record in records] == expected
