@@ -133,7 +133,7 @@ class LoadedAgent:
 def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[socket.socket, Task], Any]:
     """Of a function, or of a class with `run(data, **extra)`."""
     is_class = inspect.isclass(found)
-    called = vars(found).get("run") if is_class else found
+    called = getattr(found, "run", None) if is_class else found
     if called is None:
         raise ConfigError(
             f"{PATH_KEY}={setup.path} is a class without `run`; write `async def run(self, data, **extra)`"

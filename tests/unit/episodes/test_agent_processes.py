@@ -1,13 +1,15 @@
 """What the process of an agent has: variables, seeds, and the processes that its file starts."""
 
+import os
 import random
 import textwrap
 
 import numpy
 import pytest
 
-from rloom.episodes.agents.process import without_proxy
+from rloom.episodes.agents.process import Task, by_url_function, without_proxy
 from rloom.episodes.record import Ending
+from rloom.errors import ConfigError
 from tests.unit.episodes.agent_runs import agent_driver, run, setup_of
 
 ASKING = textwrap.dedent(
@@ -62,3 +64,19 @@ def test_what_an_agent_draws_follows_from_the_seed_of_its_episode(tmp_path):
     for _ in range(2):  # as in a resumed run
         records, _ = run(agent_driver(setup_of(path=f"{file}:draws")), 3)
         assert [record.reward for record in records] == expected
+
+
+def test_a_class_may_inherit_its_run(monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # it sets the variables of its process
+
+    class Base:
+        async def run(self, data, **extra):
+            return 1.0
+
+    class Mine(Base):
+        pass
+
+    run_one = by_url_function(setup_of(path="x:Mine"), Mine)
+    assert run_one(None, Task({}, (), "", None, {}, 0, 0)) == {"reward": 1.0}
+    with pytest.raises(ConfigError, match="is a class without `run`"):
+        by_url_function(setup_of(path="x:Empty"), type("Empty", (), {}))
