@@ -133,4 +133,4 @@ def cut(text: str, limit: int | None, side: str) -> str:
     if side == "right":
         return "(truncated)..." + text[-limit:]
     half = limit // 2
-    return text[:half] + "...(truncated)..." + text[-half:]
+    return text[:half] + "...(truncated)..." + text[len(text) - half :]

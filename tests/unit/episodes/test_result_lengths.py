@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rloom.episodes.base import EnvironmentSetup, EpisodeLimits, Observation
+from rloom.episodes.base import EnvironmentSetup, EpisodeLimits, Observation, cut
 from rloom.episodes.contracts.calls import UserCalls
 from rloom.episodes.contracts.mcp_servers import McpServer, McpTools, servers_of_entry
 from rloom.episodes.contracts.table import UserCode
@@ -159,3 +159,9 @@ def test_an_observation_that_no_tokens_can_hold_ends_the_episode_and_is_not_enco
     with pytest.raises(LimitReached) as reached:
         asyncio.run(EnvironmentDriver(None, ()).converse(run, Environment()))
     assert reached.value.ending is Ending.TOKENS and run.rewards == [0.25]
+
+
+def test_one_character_of_the_middle_is_none() -> None:
+    assert cut("abcdefgh", 1, "middle") == "...(truncated)..."
+    assert cut("abcdefgh", 3, "middle") == "a...(truncated)...h"
+    assert cut("abcdefgh", 1, "left") == "a...(truncated)"
