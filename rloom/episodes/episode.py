@@ -91,14 +91,15 @@ class Episode:
         return [index for index in range(len(self.nodes)) if index not in parents]
 
     def branches(self) -> "Iterator[Branch]":
-        """Every path from the first message to a last answer. A sampled node on several paths is trained in the first.
+        """Every path from the first message to a last answer, in the order of the requests for these: answers to
+        concurrent requests may finish in any order. A sampled node on several paths is trained in the first.
 
         An episode that ended before the first answer is one branch without turns.
         """
         trained: set[int] = set()
         answered = any(node.sampled for node in self.nodes)
-        for leaf in self.leaves:
-            path = self.path(leaf)
+        paths = map(self.path, self.leaves)
+        for path in sorted(paths, key=lambda path: max(self.nodes[index].request for index in path)):
             new = [index for index in path if self.nodes[index].sampled and index not in trained]
             if new or not answered:
                 trained.update(new)
