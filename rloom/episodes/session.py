@@ -69,6 +69,7 @@ class AgentSession:
         self.instructed: set[str] = set()  # answers to requests whose first message belongs to them alone
         self.closed = False
         self.rewards: dict[str | None, float] = {}  # of answers, and of the episode (None)
+        self.unsent: list[list[AgentAnswer]] = []  # answers that their clients get once the others of the request end
         self._requests: set[asyncio.Task[object]] = set()
         self._limits_reached = 0  # times
         run.counts.update(dict.fromkeys(COUNTS, 0))
@@ -166,7 +167,10 @@ class AgentSession:
             raise EpisodeEnded(self.run.ending)
 
     def close(self) -> None:
-        """Requests that still run are cancelled: nothing is added to a finished episode."""
+        """Requests that still run are cancelled: nothing is added to a finished episode. Their clients do not get the
+        answers that have ended, either."""
+        for answers in self.unsent:
+            self.drop(answers)
         self.closed = True
         self.run.counts[DROPPED] += len(self._requests)
         for request in self._requests:
