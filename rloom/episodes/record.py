@@ -68,6 +68,7 @@ class EpisodeRecord:
     requested_tokens: int = 0  # of all requests for answers
     reused_tokens: int = 0  # of them: the engine had their keys and values
     report: EnvironmentReport = field(default_factory=EnvironmentReport)  # of the environment, at the end
+    in_loss: bool = True  # False: the episode is scored, and nothing of it is trained
 
     @property
     def turns(self) -> int:
@@ -212,7 +213,7 @@ def episode_trajectories(
             if score.ok and record.reward is not None
             else (),
             experts_LMK=branch.experts_LMK,
-            in_loss=not (record.ending.at_limit and record.at_limit == "mask"),
+            in_loss=record.in_loss and not (record.ending.at_limit and record.at_limit == "mask"),
         )
         for number, branch in enumerate(branches)
     ]

@@ -288,6 +288,7 @@ class RunningEpisode:
         self.prompt_tokens: int | None = None  # before the first answer
         self.ending = Ending.DONE
         self.failure: str | None = None
+        self.in_loss = True  # False: the agent wants none of its answers trained
         self.reward: float | None = None
         self.rewards: list[float] = []  # of turns
         self.counts: Counter[str] = Counter()  # of an agent's requests; a metric each
@@ -419,6 +420,7 @@ class RunningEpisode:
             self.requested_tokens,
             self.reused_tokens,
             self.report,
+            self.in_loss,
         )
 
 

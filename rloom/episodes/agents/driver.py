@@ -199,7 +199,9 @@ class AgentDriver:
                     )
             if not self.by_url and run.writer.episode.nodes:  # else its first request was over a limit
                 outputs = [([*tokens], [*mask]) for tokens, mask in found["outputs"]]
-                run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
+                run.in_loss = any(one for _, mask in outputs for one in mask)
+                if run.in_loss or not outputs:
+                    run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
         except READ_ERRORS:
             raise WrongReply(NO_FORM) from None
 

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
+from rloom.batch import Batch
 from rloom.episodes.agents.outputs import episode_of
 from rloom.episodes.episode import Episode, Node
+from rloom.episodes.record import episode_trajectories
 from rloom.episodes.template import RenderedConversation
+from rloom.types import Prompt, Score
+from tests.unit.episodes.agent_runs import loop_driver, run
 
 PAST = RenderedConversation((), (), "")
 PROMPT, ANSWER = [1, 2], [10, 11, 12, 13]
@@ -49,3 +53,32 @@ WHOLE = [*PROMPT, *ANSWER]
 )
 def test_a_token_of_several_outputs_is_trained_once(outputs, expected):
     assert logprobs(outputs) == expected
+
+
+LOOP = """
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+class Gives(AgentLoopBase):
+    async def run(self, sampling_params, **kwargs):
+        prompt = await self.apply_chat_template(kwargs["raw_prompt"])
+        found = await self.server_manager.generate("1", prompt_ids=prompt, sampling_params=sampling_params)
+        ids = found.token_ids
+        mask = [kwargs["mask"]] * len(ids)
+        return AgentLoopOutput(
+            prompt_ids=prompt, response_ids=ids, response_mask=mask, reward_score=0.5, metrics=AgentLoopMetrics()
+        )
+"""
+
+
+def test_an_episode_without_a_token_to_train_is_scored_and_not_in_the_loss(tmp_path):
+    (tmp_path / "loops.py").write_text(LOOP)
+    place = f"{tmp_path / 'loops.py'}:Gives"
+    records, _ = run(loop_driver(place, loops=(place,)), 2, rows={0: {"mask": 0}, 1: {"mask": 1}})
+    prompt = Prompt(0, (), "", (), "game")
+    trajectories = [
+        one for number, record in enumerate(records) for one in episode_trajectories(record, prompt, number, Score(0.5))
+    ]
+    assert [(record.failure, record.reward, record.turns) for record in records] == [(None, 0.5, 1)] * 2
+    batch = Batch.pack(trajectories)
+    assert batch.valid_N.tolist() == [True, True] and batch.score_N.tolist() == [0.5, 0.5]
+    assert batch.in_loss_N is not None and batch.in_loss_N.tolist() == [False, True]
