@@ -5,7 +5,7 @@ Where the past is written in another way (by the chat template, or by an agent t
 begins. Sampled tokens are stored as they were sampled.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,9 +56,9 @@ class Episode:
         sampled = [index for index, node in enumerate(self.nodes) if node.sampled]
         return sorted(sampled, key=lambda index: self.nodes[index].request)
 
-    def answered(self, leaf: int | None = None) -> set[int]:
-        """The nodes before answers, the answers, and the path to `leaf`."""
-        found = set[int]() if leaf is None else set(self.path(leaf))
+    def answered(self, leaves: Iterable[int] = ()) -> set[int]:
+        """The nodes before answers, the answers, and the paths to `leaves`."""
+        found = {index for leaf in leaves for index in self.path(leaf)}
         for index in range(len(self.nodes) - 1, -1, -1):  # a node comes after its parent
             node = self.nodes[index]
             if node.sampled or index in found:

@@ -295,6 +295,8 @@ class RunningEpisode:
         self.environment_seconds = 0.0
         self.report = EnvironmentReport()
         self.generating = 0  # answers, at this moment
+        self.budgets: dict[int, tuple[int, int]] = {}  # number of a request that is generated -> its node, its tokens
+        self.released = asyncio.Event()  # one of them has ended
         self.idle_since = time.monotonic()  # since when none was
         self.requested_tokens = self.reused_tokens = 0
 
@@ -303,15 +305,18 @@ class RunningEpisode:
 
         `max_tokens`: the agent's. An answer that ends there or at one of `stops` has reached no limit of the episode.
         """
-        most, limit = self.room(leaf)
-        budget = most if max_tokens is None else min(most, max_tokens)
+        self.room(leaf)
         tokens = tuple(self.writer.episode.tokens(leaf))
         number = self.requests = self.requests + 1
         began = time.monotonic()
         self.generating += 1
         try:
+            budget, most, limit = await self.budget(leaf, max_tokens)
+            self.budgets[number] = leaf, budget
             completion = await self.generate(tokens, budget, stops)
         finally:
+            self.budgets.pop(number, None)
+            self.released.set()
             self.generating -= 1
             self.idle_since = time.monotonic()
         self.answers += 1
@@ -321,6 +326,21 @@ class RunningEpisode:
         if not self.writer.episode.nodes[node].finished and budget == most:
             raise LimitReached(limit, node)
         return node
+
+    async def budget(self, leaf: int, max_tokens: int | None) -> tuple[int, int, Ending]:
+        """Tokens of an answer, how many it may have without `max_tokens`, and which limit is the first.
+
+        Concurrent answers share the tokens of the episode: an answer waits while others might use those it needs.
+        """
+        while True:
+            most, limit = self.room_of_tokens(leaf)
+            budget = most if max_tokens is None else min(most, max_tokens)
+            taken = sum(budget for _, budget in self.budgets.values())
+            left = self.left_of_episode(leaf)
+            if left is None or budget <= left - taken:
+                return budget, most, limit
+            self.released.clear()
+            await self.released.wait()
 
     async def generate(self, tokens: tuple[int, ...], budget: int, stops: Sequence[re.Pattern[str]]) -> Completion:
         """In pieces, if a text may end it: engines know no stop texts, and would generate up to the limit."""
@@ -356,16 +376,18 @@ class RunningEpisode:
         LimitReached: it may have none. EnvironmentFailed: the first prompt is too long.
         """
         self.check_turns()
+        return self.room_of_tokens(leaf, added)
+
+    def room_of_tokens(self, leaf: int | None, added: int = 0) -> tuple[int, Ending]:
+        """As `room`, whatever the number of turns."""
         nodes, limits = self.writer.episode.nodes, self.limits
         path = [] if leaf is None else self.writer.episode.path(leaf)
         tokens = sum(len(nodes[index].tokens_L) for index in path) + added
         self.check_prompt(tokens)
         longest_prompt = tokens if self.prompt_tokens is None else self.prompt_tokens
         left = {Ending.TOKENS: limits.response_tokens - max(0, tokens - longest_prompt)}
-        if limits.episode_tokens is not None:
-            known = sorted(self.writer.episode.answered(leaf))
-            used = [len(nodes[index].tokens_L) for index in known] + [added]  # the first prompt is not counted
-            left[Ending.EPISODE_TOKENS] = limits.episode_tokens - sum(used[1:])
+        if (of_episode := self.left_of_episode(leaf, added)) is not None:
+            left[Ending.EPISODE_TOKENS] = of_episode
         if limits.turn_tokens is not None:
             left[Ending.TURN_TOKENS] = limits.turn_tokens
         ending = min(left, key=left.__getitem__)
@@ -373,6 +395,16 @@ class RunningEpisode:
             raise LimitReached(ending)
         self.prompt_tokens = longest_prompt
         return left[ending], ending
+
+    def left_of_episode(self, leaf: int | None, added: int = 0) -> int | None:
+        """Tokens that all its branches may have beyond those recorded, and what answers that are generated follow."""
+        if self.limits.episode_tokens is None:
+            return None
+        nodes = self.writer.episode.nodes
+        leaves = [] if leaf is None else [leaf]
+        known = sorted(self.writer.episode.answered([*leaves, *(one for one, _ in self.budgets.values())]))
+        used = [len(nodes[index].tokens_L) for index in known] + [added]  # the first prompt is not counted
+        return self.limits.episode_tokens - sum(used[1:])
 
     def check_length(self, messages: Sequence[Message]) -> None:
         """A text that cannot fit is not encoded: 10 MB take 10 s, in which no other episode goes on."""

@@ -56,3 +56,51 @@ def test_answers_that_wait_for_others_when_the_episode_ends_are_not_trained() ->
     record = run.record()
     assert (record.turns, run.counts[DROPPED]) == (1, 3)
     assert [message["content"] for message in record.messages] == ["first", "7"]
+
+
+def tokens_after_the_first_prompt(run) -> int:
+    return sum(len(node.tokens_L) for node in run.record().episode.nodes[1:])
+
+
+def test_concurrent_answers_stay_within_the_tokens_of_the_episode() -> None:
+    run, session, turns = agent(EpisodeLimits(200, episode_tokens=120), lambda prompt: "word " * 200)
+    turns.wait = lambda prompt: 0.01
+
+    async def talk() -> None:
+        await asyncio.gather(*(session.chat([user(f"q{n}")], max_tokens=10) for n in range(8)), return_exceptions=True)
+
+    asyncio.run(talk())
+    # 6 answers of 10 tokens, and 5 prompts of 12 beside the first one, fill the 120
+    assert [len(node.tokens_L) for node in run.record().episode.nodes] == [12] * 6 + [10] * 6
+    assert tokens_after_the_first_prompt(run) == 120
+    assert run.record().ending.value == "episode token limit"
+
+
+def test_a_short_answer_leaves_its_tokens_to_one_that_waits_for_them() -> None:
+    run, session, turns = agent(EpisodeLimits(60, episode_tokens=120), wait=lambda prompt: 0.01)
+
+    async def talk() -> None:
+        await asyncio.gather(*(session.chat([user(f"q{n}")]) for n in range(4)))
+
+    asyncio.run(talk())
+    record = run.record()
+    assert (record.turns, record.ending.value) == (4, "done")
+    # 60 tokens are reserved for the first one, which leaves too few for another
+    assert turns.requests[0].sampling.max_new_tokens == 60
+
+
+def test_an_answer_that_is_cancelled_returns_its_tokens() -> None:
+    run, session, turns = agent(EpisodeLimits(100, episode_tokens=100))
+    turns.wait = lambda prompt: 60.0 if "first" in prompt else 0.0
+
+    async def talk() -> None:
+        first = asyncio.create_task(session.chat([user("first")]))
+        await asyncio.sleep(0.01)
+        second = asyncio.create_task(session.chat([user("other")]))
+        await asyncio.sleep(0.01)
+        assert len(turns.requests) == 1  # the second one waits
+        first.cancel()
+        assert (await second).message["content"] == "7"
+
+    asyncio.run(talk())
+    assert run.record().turns == 1
