@@ -74,6 +74,10 @@ class Environment(Protocol):
 
     def close(self) -> None: ...
 
+    @property
+    def reward_of_steps(self) -> float | None:
+        """What `end` returns, where it calls no code of the user. None: it calls some, or the reward is none."""
+
 
 @dataclass(frozen=True)
 class EpisodeLimits:

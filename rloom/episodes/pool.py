@@ -382,10 +382,12 @@ class RunningEnvironment:
         self.ended = False
         self.tools: tuple[ToolSchema, ...] | None = None  # None: those of all episodes
         self.report = EnvironmentReport()  # after the end
+        self.reward_of_steps: float | None = None  # see Environment
 
     async def begin(self, row: Mapping[str, Any], messages: Sequence[Message], seed: int) -> tuple[Message, ...]:
         """`seed`: of what it draws."""
-        found, self.tools = await self.call(as_beginning, self.calls, BEGIN, dict(row), tuple(messages), seed)
+        beginning = await self.call(as_beginning, self.calls, BEGIN, dict(row), tuple(messages), seed)
+        found, self.tools, self.reward_of_steps = beginning
         return found
 
     async def act(self, text: str, marked: str | None = None) -> Observation:
@@ -393,9 +395,10 @@ class RunningEnvironment:
         return await self.call(as_observation, self.limits.parallel_calls, ACT, text, marked)
 
     async def end(self) -> float | None:
-        """The reward at the end. After a call that was given up there is none, and the process is killed."""
+        """The reward at the end. A call that was given up still runs: no other can be made, and the process is
+        killed."""
         if self.busy:
-            return None
+            return self.reward_of_steps
         reward, self.report = await self.call(as_end, self.calls, END)
         self.ended = True
         return reward

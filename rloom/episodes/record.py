@@ -69,6 +69,7 @@ class EpisodeRecord:
     reused_tokens: int = 0  # of them: the engine had their keys and values
     report: EnvironmentReport = field(default_factory=EnvironmentReport)  # of the environment, at the end
     in_loss: bool = True  # False: the episode is scored, and nothing of it is trained
+    no_reward: str = ""  # why the reward is not known
 
     @property
     def turns(self) -> int:
@@ -154,6 +155,7 @@ def episode_sample(prompt: Prompt, record: EpisodeRecord, text: str) -> Sample:
             record.reward,
             episode_info(record),
             record.report.state,
+            record.no_reward,
         ),
     )
 

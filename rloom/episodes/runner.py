@@ -37,6 +37,11 @@ STOP_S = 30.0  # after Ctrl-C or SIGTERM: how long a step waits for environments
 STOP_CHECK_TOKENS = 64  # an answer that a text may end is generated in pieces of so many tokens
 IDLE_S = 0.5  # the engines' thread waits at most so long for the next request when they have none
 
+NO_REWARD_AT_TIME = (
+    "the environment was in a call when actor_rollout_ref.rollout.multi_turn.episode_timeout_s ended the episode, so "
+    "its reward could not be asked for; raise it, or lower tool_timeout_s"
+)
+
 
 @dataclass(frozen=True)
 class EpisodeRow:
@@ -239,6 +244,9 @@ class EnvironmentDriver:
                 run.ending = reached.ending
             at_end = await environment.end()
             run.report = environment.report
+        if environment.busy and at_end is None:
+            run.no_reward = NO_REWARD_AT_TIME
+            return
         given = [*run.rewards, *([] if at_end is None else [at_end])]
         run.reward = sum(given) if given else None
 
@@ -288,6 +296,7 @@ class RunningEpisode:
         self.prompt_tokens: int | None = None  # before the first answer
         self.ending = Ending.DONE
         self.failure: str | None = None
+        self.no_reward = ""  # why the environment's reward is not known
         self.in_loss = True  # False: the agent wants none of its answers trained
         self.reward: float | None = None
         self.rewards: list[float] = []  # of turns
@@ -453,6 +462,7 @@ class RunningEpisode:
             self.reused_tokens,
             self.report,
             self.in_loss,
+            self.no_reward,
         )
 
 

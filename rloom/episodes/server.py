@@ -203,7 +203,8 @@ def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSc
             set_seed(seed)
             environment = code.environment(row, seed)
             begun = environment.begin(row, messages)
-            return {"messages": begun, "tools": None if environment.tools == tools else environment.tools}
+            own_tools = None if environment.tools == tools else environment.tools
+            return {"messages": begun, "tools": own_tools, "reward_of_steps": environment.reward_of_steps}
         assert environment is not None
         if what == ACT:
             return environment.act(*arguments).to_json()

@@ -35,6 +35,10 @@ if TYPE_CHECKING:  # it imports uvicorn, which other runs need not load
 
 
 log = logging.getLogger(__name__)
+NO_REWARD = (
+    "the environment gave no reward; return one from get_reward(), step() or the agent, or set another reward, such as "
+    "custom_reward_function.path"
+)
 
 
 class EnvironmentReward:
@@ -87,10 +91,7 @@ def score_of(sample: Sample) -> Score:
     assert sample.episode is not None
     reward = sample.episode.reward
     if reward is None:
-        return Score.failed(
-            "the environment gave no reward; return one from get_reward(), step() or the agent, or set another reward, "
-            "such as custom_reward_function.path"
-        )
+        return Score.failed(sample.episode.no_reward or NO_REWARD)
     return Score.of(reward, subject=f"the environment gave {reward:g}")
 
 

@@ -124,7 +124,7 @@ class McpTools:
     """The tools of one server. An episode that calls one has a connection of its own, and with it a program of its own,
     from the first call to the end."""
 
-    gives_reward = False
+    gives_reward = asks_at_end = False
 
     def __init__(self, server: McpServer) -> None:
         self.server = server

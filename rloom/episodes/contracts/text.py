@@ -69,8 +69,10 @@ class TextEnvironment:
         is_value = isinstance(seen, int | float | tuple) or callable(getattr(seen, "tolist", None))
         return as_text(seen) if is_value and takes_options(self.instance) else seen
 
+    reward_of_steps: float | None = 0.0  # beyond the rewards of the steps, of which there may be none
+
     def end(self) -> float | None:
-        return 0.0  # beyond the rewards of the steps, of which there may be none
+        return self.reward_of_steps
 
     def report(self) -> EnvironmentReport:
         get_metrics = getattr(self.instance, "get_metrics", None)

@@ -55,6 +55,10 @@ class Toolset(Protocol):
     def gives_reward(self) -> bool:
         """Whether the tools or their end may have one."""
 
+    @property
+    def asks_at_end(self) -> bool:
+        """Whether `reward` calls a user's code."""
+
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages before the first answer."""
 
@@ -199,8 +203,16 @@ class ToolEnvironment:
     def end(self) -> float | None:
         rewards = [toolset.reward(self.calls) for toolset in self.toolsets]
         given = [reward for reward in rewards if reward is not None]
-        by_calls = self.user is not None or any(tool.gives_reward for tool in self.by_name.values())
-        return sum(given) if given or by_calls else None  # beyond the rewards of calls, of which there may be none
+        return sum(given) if given or self.gives_reward_by_calls else None
+
+    @property
+    def gives_reward_by_calls(self) -> bool:
+        return self.user is not None or any(tool.gives_reward for tool in self.by_name.values())
+
+    @property
+    def reward_of_steps(self) -> float | None:
+        asks = any(toolset.asks_at_end for toolset in self.toolsets)
+        return 0.0 if self.gives_reward_by_calls and not asks else None
 
     def report(self) -> EnvironmentReport:
         parts = [toolset.report() for toolset in self.toolsets] + ([self.user.report()] if self.user else [])
@@ -242,6 +254,8 @@ def check_names(chosen: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[st
 class FunctionTools:
     """Functions without a state."""
 
+    asks_at_end = False
+
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.given = tools
         self.gives_reward = any(tool.gives_reward for tool in tools)
@@ -271,7 +285,7 @@ class MethodTools:
 
     def __init__(self, instance: Any, seed: int = 0) -> None:
         self.instance, self.seed = instance, seed
-        self.gives_reward = callable(getattr(instance, SCORES, None))
+        self.gives_reward = self.asks_at_end = callable(getattr(instance, SCORES, None))
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         reset = getattr(self.instance, "reset", None)

@@ -152,7 +152,7 @@ def tool_schema_object(schema: Mapping[str, Any]) -> Any:
 class ConfiguredTools:
     """Tools of classes of BaseTool. They are made once, and have an instance for each episode."""
 
-    gives_reward = True
+    gives_reward = asks_at_end = True
 
     def __init__(self, made: Sequence[Any]) -> None:
         self.made = {str(tool.name): tool for tool in made}
