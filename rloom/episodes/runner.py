@@ -463,6 +463,7 @@ class RunningEpisode:
             self.report,
             self.in_loss,
             self.no_reward,
+            writer.texts.template.call_format,
         )
 
 
