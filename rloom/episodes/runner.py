@@ -11,7 +11,7 @@ import threading
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -309,11 +309,20 @@ class RunningEpisode:
         self.idle_since = time.monotonic()  # since when none was
         self.requested_tokens = self.reused_tokens = 0
 
-    async def answer(self, leaf: int, max_tokens: int | None = None, stops: Sequence[re.Pattern[str]] = ()) -> int:
+    async def answer(
+        self,
+        leaf: int,
+        max_tokens: int | None = None,
+        stops: Sequence[re.Pattern[str]] = (),
+        stop_tokens: Set[int] = frozenset(),
+    ) -> int:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin.
 
-        `max_tokens`: the agent's. An answer that ends there or at one of `stops` has reached no limit of the episode.
+        `max_tokens`: the agent's. An answer that ends there, at one of `stops` or at one of `stop_tokens` has reached
+        no limit of the episode.
         """
+        further = stop_tokens - {*self.sampling.stop_ids}
+        is_stopped = partial(self.writer.stopped, stops=stops, tokens=further)
         self.room(leaf)
         tokens = tuple(self.writer.episode.tokens(leaf))
         number = self.requests = self.requests + 1
@@ -322,7 +331,7 @@ class RunningEpisode:
         try:
             budget, most, limit = await self.budget(leaf, max_tokens)
             self.budgets[number] = leaf, budget
-            completion = await self.generate(tokens, budget, stops)
+            completion = await self.generate(tokens, budget, is_stopped if stops or further else None)
         finally:
             self.budgets.pop(number, None)
             self.released.set()
@@ -331,7 +340,8 @@ class RunningEpisode:
         self.answers += 1
         self.requested_tokens += len(tokens)
         self.reused_tokens += completion.reused_tokens
-        node = self.writer.answer(leaf, completion, time.monotonic() - began, stops, number)
+        stopped = is_stopped(completion)
+        node = self.writer.answer(leaf, completion, time.monotonic() - began, stopped, number)
         if not self.writer.episode.nodes[node].finished and budget == most:
             raise LimitReached(limit, node)
         return node
@@ -351,12 +361,15 @@ class RunningEpisode:
             self.released.clear()
             await self.released.wait()
 
-    async def generate(self, tokens: tuple[int, ...], budget: int, stops: Sequence[re.Pattern[str]]) -> Completion:
-        """In pieces, if a text may end it: engines know no stop texts, and would generate up to the limit."""
-        if not stops:
+    async def generate(
+        self, tokens: tuple[int, ...], budget: int, is_stopped: Callable[[Completion], object] | None
+    ) -> Completion:
+        """In pieces, if a text or an agent's token may end it: engines know neither, and would generate up to the
+        limit."""
+        if is_stopped is None:
             return await self.draw(tokens, budget)
         found = await self.draw(tokens, min(budget, STOP_CHECK_TOKENS))
-        while not found.finished and len(found.tokens_L) < budget and not self.writer.stopped(found, stops):
+        while not found.finished and len(found.tokens_L) < budget and not is_stopped(found):
             size = min(budget - len(found.tokens_L), STOP_CHECK_TOKENS)
             found = joined(found, await self.draw((*tokens, *found.tokens_L.tolist()), size))
         return found

@@ -118,7 +118,11 @@ class AgentSession:
         return self.run.writer.read(messages, tools)
 
     async def generate(
-        self, read: Callable[[], int], max_tokens: int | None, stops: Sequence[str] = ()
+        self,
+        read: Callable[[], int],
+        max_tokens: int | None,
+        stops: Sequence[str] = (),
+        stop_tokens: Sequence[int] = (),
     ) -> tuple[int, int]:
         """`read` records what the agent sent, and returns its node. Returns this node and that of the answer, which may
         be cut short. LimitReached: there is none.
@@ -129,7 +133,8 @@ class AgentSession:
         run, before = self.run, self._limits_reached
         try:
             leaf = read()
-            node = await run.answer(leaf, max_tokens, [re.compile(re.escape(stop)) for stop in stops])
+            texts = [re.compile(re.escape(stop)) for stop in stops]
+            node = await run.answer(leaf, max_tokens, texts, frozenset(stop_tokens))
         except LimitReached as reached:
             self._limits_reached += 1
             run.ending = reached.ending

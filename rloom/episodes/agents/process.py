@@ -10,8 +10,8 @@
 
 Imports no torch. A process runs one episode, and is killed after it, with all that it has started.
 driver → process: (number, "run", task), then ("answer", number, answer) for each question, as pickles.
-process → driver, as JSON: {"ask": [number, tokens, max_tokens]} any number of times, then {"result": ...} or
-{"failed": reason} with the number of the task.
+process → driver, as JSON: {"ask": [number, tokens, max_tokens, stop texts, stop tokens]} any number of times, then
+{"result": ...} or {"failed": reason} with the number of the task.
 """
 
 import asyncio
