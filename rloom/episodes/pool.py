@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import secrets
+import signal
 import socket
 import struct
 import subprocess
@@ -219,11 +220,15 @@ class EnvironmentServer:
 
     def stop(self) -> None:
         self.control.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(CLOSE_S + KILL_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.end()
+
+    def end(self) -> None:
+        """At once, with what the user's file has started in its process group: the server leads one of its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def without(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -302,8 +307,7 @@ class EnvironmentPool:
         with self.restarting:
             if self.server is not ended or self.closed:
                 return
-            ended.process.kill()
-            ended.process.wait()
+            ended.end()
             self.newest_server = EnvironmentServer(self.setup, self.output)
             if "failed" in (found := self.newest_server.load()):
                 raise TrainingError(f"{self.setup.key}: it was to be loaded again, and {found['failed']}")
