@@ -1,5 +1,6 @@
 """The process that others are forked from: what the user's file started, and commands that it cannot read in time."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rloom.episodes import pool as pools
 from rloom.episodes.base import EnvironmentSetup, EpisodeLimits
 from rloom.episodes.pool import EnvironmentPool
 from rloom.net.loop import EventLoop
@@ -72,3 +74,52 @@ def test_what_the_file_started_serves_all_episodes_and_ends_with_their_server(tm
         loop.close()
         pool.close()
     wait_until(lambda: not is_running(helper))
+
+
+def test_a_burst_of_commands_waits_until_the_server_reads_them(tmp_path):
+    pool, loop = opened(tmp_path), EventLoop("test")
+    server, most_pid = pool.server, 1 << 30  # no process has it
+
+    async def burst() -> None:
+        os.kill(server.process.pid, signal.SIGSTOP)
+        for _ in range(100_000):
+            server.kill(most_pid)
+        assert server.unsent and server.process.poll() is None
+        forked = asyncio.create_task(server.fork(60.0))
+        await asyncio.sleep(0.1)
+        assert not forked.done()  # it is sent after them
+        os.kill(server.process.pid, signal.SIGCONT)
+        process = await forked
+        assert process is not None and not server.unsent and server.sending is None
+        process.close()
+
+    try:
+        loop.run(burst())
+        assert loop.run(one_episode(pool))[0] > 0
+        assert pool.restarts == 0
+    finally:
+        loop.close()
+        pool.close()
+
+
+def test_a_server_that_reads_no_command_for_a_long_time_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(pools, "STUCK_S", 0.3)
+    pool, loop = opened(tmp_path), EventLoop("test")
+
+    async def burst() -> None:
+        server = pool.server
+        os.kill(server.process.pid, signal.SIGSTOP)
+        for _ in range(100_000):
+            server.kill(1 << 30)
+        async with asyncio.timeout(60):
+            while server.process.poll() is None:
+                await asyncio.sleep(0.05)
+        assert server.process.returncode == -signal.SIGKILL
+
+    try:
+        loop.run(burst())
+        loop.run(one_episode(pool))  # another one was started
+        assert pool.restarts == 1
+    finally:
+        loop.close()
+        pool.close()
