@@ -85,13 +85,17 @@ class Episode:
             index = self.nodes[index].parent
         return found[::-1]
 
+    def requests(self, path: Sequence[int]) -> list[int]:
+        """The numbers of the requests for the answers on a path."""
+        return [self.nodes[index].request for index in path if self.nodes[index].sampled]
+
     @property
     def leaves(self) -> list[int]:
         parents = {node.parent for node in self.nodes}
         return [index for index in range(len(self.nodes)) if index not in parents]
 
     def branches(self) -> "Iterator[Branch]":
-        """Every path from the first message to a last answer, in the order of the requests for these: answers to
+        """Every path from the first message to a last answer, in the order of their requests: answers to
         concurrent requests may finish in any order. A sampled node on several paths is trained in the first.
 
         An episode that ended before the first answer is one branch without turns.
@@ -99,7 +103,7 @@ class Episode:
         trained: set[int] = set()
         answered = any(node.sampled for node in self.nodes)
         paths = map(self.path, self.leaves)
-        for path in sorted(paths, key=lambda path: max(self.nodes[index].request for index in path)):
+        for path in sorted(paths, key=self.requests):
             new = [index for index in path if self.nodes[index].sampled and index not in trained]
             if new or not answered:
                 trained.update(new)
