@@ -86,8 +86,9 @@ class Episode:
         return found[::-1]
 
     def requests(self, path: Sequence[int]) -> list[int]:
-        """The numbers of the requests for the answers on a path."""
-        return [self.nodes[index].request for index in path if self.nodes[index].sampled]
+        """The numbers of the requests for the answers on a path. An agent loop's mask cuts an answer into several nodes
+        of one request."""
+        return list(dict.fromkeys(self.nodes[index].request for index in path if self.nodes[index].sampled))
 
     @property
     def leaves(self) -> list[int]:
