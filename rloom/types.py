@@ -41,6 +41,7 @@ class SampledEpisode:
     reward: float | None = None  # of the environment or the agent
     info: Mapping[str, Any] = field(default_factory=dict)  # for functions, beside the `extra_info` of the row
     state: Mapping[str, Any] = field(default_factory=dict)  # plain attributes of the user's environment
+    no_reward: str = ""  # why the reward is not known
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,12 @@ class MultiTurnSection(Section):
         "the other.",
         ge=1,
     )
-    max_tool_response_length: int = key(256, "Characters of one tool's result; longer ones are cut.", ge=1)
+    max_tool_response_length: int | None = key(
+        None,
+        "Characters of one tool's result; longer ones are cut. null: 256 for verl's tools, as in verl, and no limit "
+        "for others.",
+        ge=1,
+    )
     tool_response_truncate_side: Literal["left", "middle", "right"] = key(
         "middle", "Which side of a long result is kept: left, right, or both without the middle."
     )

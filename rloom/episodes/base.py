@@ -26,6 +26,7 @@ NO_PROCESS = 0  # in place of a process id: it cannot be forked
 CLOSE_S = 2.0  # time limit of closing an environment whose episode was given up
 # variables with keys that rloom uses, which a user's code does not get: a tool may run what the policy wrote
 WITHHELD = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
+VERL_RESULT_CHARACTERS = 256  # verl's default of `max_tool_response_length`
 AtLimit = Literal["score", "mask", "fail"]  # of an episode that ends at a limit: see `multi_turn.at_limit`
 
 
@@ -73,6 +74,10 @@ class Environment(Protocol):
 
     def close(self) -> None: ...
 
+    @property
+    def reward_of_steps(self) -> float | None:
+        """What `end` returns, where it calls no code of the user. None: it calls some, or the reward is none."""
+
 
 @dataclass(frozen=True)
 class EpisodeLimits:
@@ -83,7 +88,7 @@ class EpisodeLimits:
     turns: int | None = None  # answers of the policy
     user_turns: int | None = None  # answers of tools and of the environment
     turn_tokens: int | None = None
-    result_characters: int | None = None  # of one tool's result
+    result_characters: int | None = None  # of one tool's result; None: as `Tool` says
     truncate_side: str = "middle"  # where a result that is too long is cut: left, right or middle
     call_s: float = 60.0  # one call of a tool, or one step of the environment
     episode_s: float | None = None
@@ -132,4 +137,4 @@ def cut(text: str, limit: int | None, side: str) -> str:
     if side == "right":
         return "(truncated)..." + text[-limit:]
     half = limit // 2
-    return text[:half] + "...(truncated)..." + text[-half:]
+    return text[:half] + "...(truncated)..." + text[len(text) - half :]

@@ -5,7 +5,7 @@ Where the past is written in another way (by the chat template, or by an agent t
 begins. Sampled tokens are stored as they were sampled.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,9 +56,9 @@ class Episode:
         sampled = [index for index, node in enumerate(self.nodes) if node.sampled]
         return sorted(sampled, key=lambda index: self.nodes[index].request)
 
-    def answered(self, leaf: int | None = None) -> set[int]:
-        """The nodes before answers, the answers, and the path to `leaf`."""
-        found = set[int]() if leaf is None else set(self.path(leaf))
+    def answered(self, leaves: Iterable[int] = ()) -> set[int]:
+        """The nodes before answers, the answers, and the paths to `leaves`."""
+        found = {index for leaf in leaves for index in self.path(leaf)}
         for index in range(len(self.nodes) - 1, -1, -1):  # a node comes after its parent
             node = self.nodes[index]
             if node.sampled or index in found:
@@ -85,20 +85,26 @@ class Episode:
             index = self.nodes[index].parent
         return found[::-1]
 
+    def requests(self, path: Sequence[int]) -> list[int]:
+        """The numbers of the requests for the answers on a path. An agent loop's mask cuts an answer into several nodes
+        of one request."""
+        return list(dict.fromkeys(self.nodes[index].request for index in path if self.nodes[index].sampled))
+
     @property
     def leaves(self) -> list[int]:
         parents = {node.parent for node in self.nodes}
         return [index for index in range(len(self.nodes)) if index not in parents]
 
     def branches(self) -> "Iterator[Branch]":
-        """Every path from the first message to a last answer. A sampled node on several paths is trained in the first.
+        """Every path from the first message to a last answer, in the order of their requests: answers to
+        concurrent requests may finish in any order. A sampled node on several paths is trained in the first.
 
         An episode that ended before the first answer is one branch without turns.
         """
         trained: set[int] = set()
         answered = any(node.sampled for node in self.nodes)
-        for leaf in self.leaves:
-            path = self.path(leaf)
+        paths = map(self.path, self.leaves)
+        for path in sorted(paths, key=self.requests):
             new = [index for index in path if self.nodes[index].sampled and index not in trained]
             if new or not answered:
                 trained.update(new)

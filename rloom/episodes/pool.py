@@ -8,10 +8,12 @@ import logging
 import os
 import pickle
 import secrets
+import signal
 import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -57,6 +59,7 @@ from rloom.types import Message, plain_text
 
 LOAD_LIMIT_S = 120.0
 FORK_LIMIT_S, LATE_FORK_LIMIT_S = 20.0, 60.0  # of the first request, and of a second one
+SEND_AGAIN_S, STUCK_S = 0.01, 60.0  # a command that the socket does not take; a server that reads none is killed
 KILL_GRACE_S = 2.0  # after a call's limit, at which the process raises an error itself
 MOST_RESTARTS = 10  # without an episode that ended in between
 # of the driver: a connection to the process, and what an agent's SDK keeps open to the gateway
@@ -153,6 +156,9 @@ class EnvironmentServer:
         self.setup, self.output = setup, output
         self.control, theirs = socket.socketpair()
         self.numbers = itertools.count()
+        self.unsent = bytearray()  # commands
+        self.sending: asyncio.AbstractEventLoop | None = None  # that sends them when the socket takes more
+        self.sent_s = 0.0  # time of the last progress
         with theirs, output.written() as written:
             self.process = subprocess.Popen(
                 child_command("rloom.episodes.server"),
@@ -187,9 +193,10 @@ class EnvironmentServer:
         loop = asyncio.get_running_loop()
         pid = None
         try:
-            with theirs:
-                socket.send_fds(self.control, [FORK + number], [theirs.fileno()])
             async with asyncio.timeout(limit_s):
+                with theirs:
+                    while not self.sends_fork(number, theirs):
+                        await asyncio.sleep(SEND_AGAIN_S)
                 while answer := await loop.sock_recv(self.control, 2 * COMMAND_BYTES):
                     if answer.startswith(number):  # else of a request that was cancelled; its process ends by itself
                         pid = int.from_bytes(answer[COMMAND_BYTES:], "big")
@@ -209,21 +216,65 @@ class EnvironmentServer:
             )
         return None if pid is None else EnvironmentProcess(pid, ours, self)
 
-    def kill(self, pid: int) -> None:
+    def sends_fork(self, number: bytes, connection: socket.socket) -> bool:
+        """False: commands before it wait, or the socket takes no more."""
+        if self.unsent:
+            return False
         try:
-            self.control.send(KILL + pid.to_bytes(COMMAND_BYTES, "big"))
-        except BlockingIOError:  # it reads nothing
-            self.process.kill()
+            socket.send_fds(self.control, [FORK + number], [connection.fileno()])
+        except BlockingIOError:
+            return False
+        return True
+
+    def kill(self, pid: int) -> None:
+        self.unsent += KILL + pid.to_bytes(COMMAND_BYTES, "big")
+        if self.sending is None:
+            self.send_commands()
+
+    def send_commands(self) -> None:
+        """Those that the socket does not take are kept: many episodes may end at once."""
+        try:
+            while self.unsent:
+                del self.unsent[: self.control.send(self.unsent)]
+                self.sent_s = time.monotonic()
+        except BlockingIOError:
+            if self.sending is None:
+                self.sending, self.sent_s = asyncio.get_running_loop(), time.monotonic()
+                self.sending.add_writer(self.control, self.send_commands)
+                self.watch()
+            return
         except OSError:
-            pass  # it has ended, and the process with it
+            self.unsent.clear()  # it has ended, and the processes with it
+        self.stop_sending()
+
+    def watch(self) -> None:
+        """A server that reads no command for a long time is killed: processes that hang would never end."""
+        if self.sending is not None:
+            if (left_s := self.sent_s + STUCK_S - time.monotonic()) > 0:
+                self.sending.call_later(left_s, self.watch)
+            else:
+                self.process.kill()
+
+    def stop_sending(self) -> None:
+        if self.sending is not None:
+            self.sending.remove_writer(self.control)
+            self.sending = None
+
+    def disconnect(self) -> None:
+        self.stop_sending()
+        self.control.close()
 
     def stop(self) -> None:
-        self.control.close()
-        try:
+        self.disconnect()
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(CLOSE_S + KILL_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.end()
+
+    def end(self) -> None:
+        """At once, with what the user's file has started in its process group: the server leads one of its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def without(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -295,15 +346,14 @@ class EnvironmentPool:
                 try:
                     await asyncio.to_thread(self.restart, server)
                 finally:
-                    server.control.close()
+                    server.disconnect()
 
     def restart(self, ended: EnvironmentServer) -> None:
         """In a thread, which goes on if the episode that waits for it is cancelled."""
         with self.restarting:
             if self.server is not ended or self.closed:
                 return
-            ended.process.kill()
-            ended.process.wait()
+            ended.end()
             self.newest_server = EnvironmentServer(self.setup, self.output)
             if "failed" in (found := self.newest_server.load()):
                 raise TrainingError(f"{self.setup.key}: it was to be loaded again, and {found['failed']}")
@@ -382,10 +432,12 @@ class RunningEnvironment:
         self.ended = False
         self.tools: tuple[ToolSchema, ...] | None = None  # None: those of all episodes
         self.report = EnvironmentReport()  # after the end
+        self.reward_of_steps: float | None = None  # see Environment
 
     async def begin(self, row: Mapping[str, Any], messages: Sequence[Message], seed: int) -> tuple[Message, ...]:
         """`seed`: of what it draws."""
-        found, self.tools = await self.call(as_beginning, self.calls, BEGIN, dict(row), tuple(messages), seed)
+        beginning = await self.call(as_beginning, self.calls, BEGIN, dict(row), tuple(messages), seed)
+        found, self.tools, self.reward_of_steps = beginning
         return found
 
     async def act(self, text: str, marked: str | None = None) -> Observation:
@@ -393,9 +445,10 @@ class RunningEnvironment:
         return await self.call(as_observation, self.limits.parallel_calls, ACT, text, marked)
 
     async def end(self) -> float | None:
-        """The reward at the end. After a call that was given up there is none, and the process is killed."""
+        """The reward at the end. A call that was given up still runs: no other can be made, and the process is
+        killed."""
         if self.busy:
-            return None
+            return self.reward_of_steps
         reward, self.report = await self.call(as_end, self.calls, END)
         self.ended = True
         return reward

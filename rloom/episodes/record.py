@@ -7,9 +7,10 @@ from enum import Enum
 from typing import Any
 
 from rloom.batch import Trajectory
-from rloom.episodes.base import AtLimit, EnvironmentReport
+from rloom.episodes.base import AtLimit, EnvironmentReport, ToolSchema
 from rloom.episodes.episode import Branch, Episode, Node
-from rloom.episodes.tool_calls import parse_tool_calls, without_calls
+from rloom.episodes.template import readable
+from rloom.episodes.tool_calls import AUTO, parse_tool_calls, without_calls
 from rloom.types import (
     ENVIRONMENT_FAILED,
     EpisodeStep,
@@ -68,6 +69,9 @@ class EpisodeRecord:
     requested_tokens: int = 0  # of all requests for answers
     reused_tokens: int = 0  # of them: the engine had their keys and values
     report: EnvironmentReport = field(default_factory=EnvironmentReport)  # of the environment, at the end
+    in_loss: bool = True  # False: the episode is scored, and nothing of it is trained
+    no_reward: str = ""  # why the reward is not known
+    call_format: str = AUTO  # of tool calls
 
     @property
     def turns(self) -> int:
@@ -98,6 +102,18 @@ class EpisodeRecord:
     def messages(self) -> list[Message]:
         """Of the branch that ends with the answer to the last request."""
         return [message for index in self.last_path for message in self.episode.nodes[index].messages]
+
+    @property
+    def messages_with_calls(self) -> list[Message]:
+        """Those messages, with the calls of answers in OpenAI's form, as TRL gives them to reward functions."""
+        found: list[Message] = []
+        for index in self.last_path:
+            node = self.episode.nodes[index]
+            for message in node.messages:
+                # the marks of some models are special tokens, which the message of an answer does not have
+                marked = {**message, "content": node.conversation.answer} if node.sampled else message
+                found.append(with_calls(message, marked, self.call_format, node.conversation.tools))
+        return found
 
     @property
     def prompt(self) -> Node:
@@ -147,12 +163,13 @@ def episode_sample(prompt: Prompt, record: EpisodeRecord, text: str) -> Sample:
         response_tokens=() if answer is None else tuple(answer.tokens_L.tolist()),
         columns=prompt.columns,
         episode=SampledEpisode(
-            tuple(map(with_calls, record.messages[len(first.messages) :])),
+            tuple(record.messages_with_calls[len(first.messages) :]),
             text,
             record.after_prompt,
             record.reward,
             episode_info(record),
             record.report.state,
+            record.no_reward,
         ),
     )
 
@@ -173,15 +190,20 @@ def episode_info(record: EpisodeRecord) -> dict[str, Any]:
     }
 
 
-def with_calls(message: Message) -> Message:
-    """An answer in OpenAI's form, with arguments as mappings, as TRL gives it to reward functions."""
-    calls = parse_tool_calls(message["content"]) if message["role"] == "assistant" else []
+def with_calls(message: Message, marked: Message, form: str, tools: Sequence[ToolSchema]) -> Message:
+    """The calls of an answer apart from its text, with arguments as mappings. `marked`: with its special tokens."""
+    text = marked.get("content") or ""
+    calls = parse_tool_calls(text, form, tools) if message["role"] == "assistant" and isinstance(text, str) else []
     made = [
         {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
         if call.error is None
     ]
-    return {**message, "content": without_calls(message["content"]), "tool_calls": made} if made else message
+    if not made:
+        return message
+    read = readable(marked)
+    content = read["content"] if read.get("tool_calls") else without_calls(text, form, tools)
+    return {**message, "content": content, "tool_calls": made}
 
 
 def episode_trajectories(
@@ -212,7 +234,7 @@ def episode_trajectories(
             if score.ok and record.reward is not None
             else (),
             experts_LMK=branch.experts_LMK,
-            in_loss=not (record.ending.at_limit and record.at_limit == "mask"),
+            in_loss=record.in_loss and not (record.ending.at_limit and record.at_limit == "mask"),
         )
         for number, branch in enumerate(branches)
     ]

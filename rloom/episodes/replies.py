@@ -61,8 +61,10 @@ def as_object(body: bytes) -> dict[str, Any]:
     return found
 
 
-def as_beginning(found: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[ToolSchema, ...] | None]:
-    """The messages before the first answer, and the tools. None: those of all episodes."""
+def as_beginning(
+    found: Mapping[str, Any],
+) -> tuple[tuple[Message, ...], tuple[ToolSchema, ...] | None, float | None]:
+    """The messages before the first answer; the tools, None: those of all episodes; `Environment.reward_of_steps`."""
     tools = found.get("tools")
     if tools is not None:
         if not isinstance(tools, list):
@@ -71,7 +73,7 @@ def as_beginning(found: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[T
         for tool in tools:
             if not isinstance(tool["function"]["name"], str):
                 raise WrongReply(f"a tool of it is {shown(tool)}; a function with a name is needed")
-    return as_messages(found.get("messages")), tools
+    return as_messages(found.get("messages")), tools, as_reward(found.get("reward_of_steps"))
 
 
 def as_observation(found: Mapping[str, Any]) -> Observation:

@@ -11,7 +11,7 @@ import threading
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -31,11 +31,16 @@ from rloom.episodes.writer import EpisodeWriter, Texts
 from rloom.errors import DataError, TrainingError
 from rloom.net.loop import EventLoop
 from rloom.rollout.base import CancelledRequest, Completion, EndedConversation, Request, Sampling, StreamItem
-from rloom.types import Prompt
+from rloom.types import Message, Prompt
 
 STOP_S = 30.0  # after Ctrl-C or SIGTERM: how long a step waits for environments while there is nothing to generate
 STOP_CHECK_TOKENS = 64  # an answer that a text may end is generated in pieces of so many tokens
 IDLE_S = 0.5  # the engines' thread waits at most so long for the next request when they have none
+
+NO_REWARD_AT_TIME = (
+    "the environment was in a call when actor_rollout_ref.rollout.multi_turn.episode_timeout_s ended the episode, so "
+    "its reward could not be asked for; raise it, or lower tool_timeout_s"
+)
 
 
 @dataclass(frozen=True)
@@ -239,6 +244,9 @@ class EnvironmentDriver:
                 run.ending = reached.ending
             at_end = await environment.end()
             run.report = environment.report
+        if environment.busy and at_end is None:
+            run.no_reward = NO_REWARD_AT_TIME
+            return
         given = [*run.rewards, *([] if at_end is None else [at_end])]
         run.reward = sum(given) if given else None
 
@@ -262,6 +270,7 @@ class EnvironmentDriver:
                 return
             run.check_turns()
             run.check_replies()
+            run.check_length(seen.messages)
             leaf = read_reply(partial(writer.add, answer, seconds=seconds), seen.messages)
 
     async def end(self) -> None:
@@ -287,45 +296,80 @@ class RunningEpisode:
         self.prompt_tokens: int | None = None  # before the first answer
         self.ending = Ending.DONE
         self.failure: str | None = None
+        self.no_reward = ""  # why the environment's reward is not known
+        self.in_loss = True  # False: the agent wants none of its answers trained
         self.reward: float | None = None
         self.rewards: list[float] = []  # of turns
         self.counts: Counter[str] = Counter()  # of an agent's requests; a metric each
         self.environment_seconds = 0.0
         self.report = EnvironmentReport()
         self.generating = 0  # answers, at this moment
+        self.budgets: dict[int, tuple[int, int]] = {}  # number of a request that is generated -> its node, its tokens
+        self.released = asyncio.Event()  # one of them has ended
         self.idle_since = time.monotonic()  # since when none was
         self.requested_tokens = self.reused_tokens = 0
 
-    async def answer(self, leaf: int, max_tokens: int | None = None, stops: Sequence[re.Pattern[str]] = ()) -> int:
+    async def answer(
+        self,
+        leaf: int,
+        max_tokens: int | None = None,
+        stops: Sequence[re.Pattern[str]] = (),
+        stop_tokens: Set[int] = frozenset(),
+    ) -> int:
         """Generate the answer after a node. Returns its node; LimitReached if it was cut short, or cannot begin.
 
-        `max_tokens`: the agent's. An answer that ends there or at one of `stops` has reached no limit of the episode.
+        `max_tokens`: the agent's. An answer that ends there, at one of `stops` or at one of `stop_tokens` has reached
+        no limit of the episode.
         """
-        most, limit = self.room(leaf)
-        budget = most if max_tokens is None else min(most, max_tokens)
+        further = stop_tokens - {*self.sampling.stop_ids}
+        is_stopped = partial(self.writer.stopped, stops=stops, tokens=further)
+        self.room(leaf)
         tokens = tuple(self.writer.episode.tokens(leaf))
         number = self.requests = self.requests + 1
         began = time.monotonic()
         self.generating += 1
         try:
-            completion = await self.generate(tokens, budget, stops)
+            budget, most, limit = await self.budget(leaf, max_tokens)
+            self.budgets[number] = leaf, budget
+            completion = await self.generate(tokens, budget, is_stopped if stops or further else None)
         finally:
+            self.budgets.pop(number, None)
+            self.released.set()
             self.generating -= 1
             self.idle_since = time.monotonic()
         self.answers += 1
         self.requested_tokens += len(tokens)
         self.reused_tokens += completion.reused_tokens
-        node = self.writer.answer(leaf, completion, time.monotonic() - began, stops, number)
+        stopped = is_stopped(completion)
+        node = self.writer.answer(leaf, completion, time.monotonic() - began, stopped, number)
         if not self.writer.episode.nodes[node].finished and budget == most:
             raise LimitReached(limit, node)
         return node
 
-    async def generate(self, tokens: tuple[int, ...], budget: int, stops: Sequence[re.Pattern[str]]) -> Completion:
-        """In pieces, if a text may end it: engines know no stop texts, and would generate up to the limit."""
-        if not stops:
+    async def budget(self, leaf: int, max_tokens: int | None) -> tuple[int, int, Ending]:
+        """Tokens of an answer, how many it may have without `max_tokens`, and which limit is the first.
+
+        Concurrent answers share the tokens of the episode: an answer waits while others might use those it needs.
+        """
+        while True:
+            most, limit = self.room_of_tokens(leaf)
+            budget = most if max_tokens is None else min(most, max_tokens)
+            taken = sum(budget for _, budget in self.budgets.values())
+            left = self.left_of_episode(leaf)
+            if left is None or budget <= left - taken:
+                return budget, most, limit
+            self.released.clear()
+            await self.released.wait()
+
+    async def generate(
+        self, tokens: tuple[int, ...], budget: int, is_stopped: Callable[[Completion], object] | None
+    ) -> Completion:
+        """In pieces, if a text or an agent's token may end it: engines know neither, and would generate up to the
+        limit."""
+        if is_stopped is None:
             return await self.draw(tokens, budget)
         found = await self.draw(tokens, min(budget, STOP_CHECK_TOKENS))
-        while not found.finished and len(found.tokens_L) < budget and not self.writer.stopped(found, stops):
+        while not found.finished and len(found.tokens_L) < budget and not is_stopped(found):
             size = min(budget - len(found.tokens_L), STOP_CHECK_TOKENS)
             found = joined(found, await self.draw((*tokens, *found.tokens_L.tolist()), size))
         return found
@@ -354,16 +398,18 @@ class RunningEpisode:
         LimitReached: it may have none. EnvironmentFailed: the first prompt is too long.
         """
         self.check_turns()
+        return self.room_of_tokens(leaf, added)
+
+    def room_of_tokens(self, leaf: int | None, added: int = 0) -> tuple[int, Ending]:
+        """As `room`, whatever the number of turns."""
         nodes, limits = self.writer.episode.nodes, self.limits
         path = [] if leaf is None else self.writer.episode.path(leaf)
         tokens = sum(len(nodes[index].tokens_L) for index in path) + added
         self.check_prompt(tokens)
         longest_prompt = tokens if self.prompt_tokens is None else self.prompt_tokens
         left = {Ending.TOKENS: limits.response_tokens - max(0, tokens - longest_prompt)}
-        if limits.episode_tokens is not None:
-            known = sorted(self.writer.episode.answered(leaf))
-            used = [len(nodes[index].tokens_L) for index in known] + [added]  # the first prompt is not counted
-            left[Ending.EPISODE_TOKENS] = limits.episode_tokens - sum(used[1:])
+        if (of_episode := self.left_of_episode(leaf, added)) is not None:
+            left[Ending.EPISODE_TOKENS] = of_episode
         if limits.turn_tokens is not None:
             left[Ending.TURN_TOKENS] = limits.turn_tokens
         ending = min(left, key=left.__getitem__)
@@ -371,6 +417,23 @@ class RunningEpisode:
             raise LimitReached(ending)
         self.prompt_tokens = longest_prompt
         return left[ending], ending
+
+    def left_of_episode(self, leaf: int | None, added: int = 0) -> int | None:
+        """Tokens that all its branches may have beyond those recorded, and what answers that are generated follow."""
+        if self.limits.episode_tokens is None:
+            return None
+        nodes = self.writer.episode.nodes
+        leaves = [] if leaf is None else [leaf]
+        known = sorted(self.writer.episode.answered([*leaves, *(one for one, _ in self.budgets.values())]))
+        used = [len(nodes[index].tokens_L) for index in known] + [added]  # the first prompt is not counted
+        return self.limits.episode_tokens - sum(used[1:])
+
+    def check_length(self, messages: Sequence[Message]) -> None:
+        """A text that cannot fit is not encoded: 10 MB take 10 s, in which no other episode goes on."""
+        characters = sum(len(str(message.get("content") or "")) for message in messages)
+        tokens = (self.prompt_tokens or 0) + self.limits.response_tokens
+        if self.prompt_tokens is not None and characters > tokens * self.writer.texts.template.longest_token:
+            raise LimitReached(Ending.TOKENS)
 
     def check_prompt(self, tokens: int) -> None:
         longest = self.limits.prompt_tokens
@@ -411,6 +474,9 @@ class RunningEpisode:
             self.requested_tokens,
             self.reused_tokens,
             self.report,
+            self.in_loss,
+            self.no_reward,
+            writer.texts.template.call_format,
         )
 
 

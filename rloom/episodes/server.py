@@ -2,7 +2,8 @@
 
 The user's files are imported once, here. A process serves one episode, and closes its environment at the end, also when
 the driver has ended. When a call does not end in its time, an error is raised in it, and if that has no effect the
-driver has the process killed. Processes that it leaves behind become children of this one, which kills them.
+driver has the process killed. Processes that it leaves behind become children of this one, which kills them. Those that
+the user's files started while they were imported serve all episodes, and end with this process.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -99,6 +100,7 @@ def serve_agent(connection: socket.socket, agent: LoadedAgent) -> None:
     """One episode. The driver has the process killed after its reply."""
     number, what, task = pickle.loads(read_frame(connection.recv))
     assert what == RUN
+    set_seed(task.seed)
     try:
         answer = as_reply({RESULT: agent.run(connection, task), NUMBER: number})
     except AgentFailed as failed:
@@ -113,6 +115,7 @@ def serve_agent(connection: socket.socket, agent: LoadedAgent) -> None:
 def serve(control: socket.socket, serve_one: ServeOne) -> None:
     """Fork a process for every connection that the driver sends, and kill those that it names, until it ends."""
     children: set[int] = set()
+    helpers = own_children()  # that the user's file has started, for all episodes; they end with this process
     while True:
         ready, _, _ = select.select([control], [], [], 0.5)
         if ready:
@@ -126,16 +129,16 @@ def serve(control: socket.socket, serve_one: ServeOne) -> None:
                 control.sendall(number + pid.to_bytes(COMMAND_BYTES, "big"))
             elif (pid := int.from_bytes(number, "big")) in children:
                 kill_group(pid)
-        reap(children)
+        reap(children, helpers)
     end_s = time.monotonic() + CLOSE_S  # the processes find that the driver has ended, and close their environments
     while children and time.monotonic() < end_s:
         time.sleep(0.02)
-        reap(children)
+        reap(children, helpers)
     for pid in children:
         kill_group(pid)
     with suppress(ChildProcessError):
         while True:  # killed processes leave further ones behind
-            kill_left_behind(set())
+            kill(own_children())
             os.waitpid(-1, 0)
 
 
@@ -174,21 +177,24 @@ def kill_group(pid: int) -> None:
             signal_group(pid, signal.SIGKILL)
 
 
-def reap(children: set[int]) -> None:
+def reap(children: set[int], helpers: set[int]) -> None:
     with suppress(ChildProcessError):
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             children.discard(pid)
-    kill_left_behind(children)
+            helpers.discard(pid)
+    kill(own_children() - children - helpers)  # their parent, an environment's process, has ended
 
 
-def kill_left_behind(children: set[int]) -> None:
-    """Processes whose parent, an environment's process, has ended."""
+def own_children() -> set[int]:
     with suppress(OSError):
-        listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        for pid in map(int, listed):
-            if pid not in children:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    return set()
+
+
+def kill(processes: Iterable[int]) -> None:
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSchema, ...]) -> None:
@@ -202,7 +208,8 @@ def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSc
             set_seed(seed)
             environment = code.environment(row, seed)
             begun = environment.begin(row, messages)
-            return {"messages": begun, "tools": None if environment.tools == tools else environment.tools}
+            own_tools = None if environment.tools == tools else environment.tools
+            return {"messages": begun, "tools": own_tools, "reward_of_steps": environment.reward_of_steps}
         assert environment is not None
         if what == ACT:
             return environment.act(*arguments).to_json()
@@ -226,10 +233,13 @@ def serve_episode(connection: socket.socket, code: UserCode, tools: tuple[ToolSc
 
 
 def set_seed(seed: int) -> None:
-    """What an environment draws is a function of its episode: a resumed run draws the same."""
+    """What an environment or an agent draws is a function of its episode: a resumed run draws the same. Forked
+    processes begin with copies of the generators of numpy and torch."""
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed % 2**63)
 
 
 def closed(environment: Environment) -> None:

@@ -69,6 +69,7 @@ class AgentSession:
         self.instructed: set[str] = set()  # answers to requests whose first message belongs to them alone
         self.closed = False
         self.rewards: dict[str | None, float] = {}  # of answers, and of the episode (None)
+        self.unsent: list[list[AgentAnswer]] = []  # answers that their clients get once the others of the request end
         self._requests: set[asyncio.Task[object]] = set()
         self._limits_reached = 0  # times
         run.counts.update(dict.fromkeys(COUNTS, 0))
@@ -113,11 +114,15 @@ class AgentSession:
         return AgentAnswer(name, writer.episode.nodes[node], tuple(writer.episode.tokens(leaf)), stop)
 
     def read(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
-        self.check_length(messages)
+        self.run.check_length(messages)
         return self.run.writer.read(messages, tools)
 
     async def generate(
-        self, read: Callable[[], int], max_tokens: int | None, stops: Sequence[str] = ()
+        self,
+        read: Callable[[], int],
+        max_tokens: int | None,
+        stops: Sequence[str] = (),
+        stop_tokens: Sequence[int] = (),
     ) -> tuple[int, int]:
         """`read` records what the agent sent, and returns its node. Returns this node and that of the answer, which may
         be cut short. LimitReached: there is none.
@@ -128,7 +133,8 @@ class AgentSession:
         run, before = self.run, self._limits_reached
         try:
             leaf = read()
-            node = await run.answer(leaf, max_tokens, [re.compile(re.escape(stop)) for stop in stops])
+            texts = [re.compile(re.escape(stop)) for stop in stops]
+            node = await run.answer(leaf, max_tokens, texts, frozenset(stop_tokens))
         except LimitReached as reached:
             self._limits_reached += 1
             run.ending = reached.ending
@@ -165,15 +171,11 @@ class AgentSession:
         if self.closed:
             raise EpisodeEnded(self.run.ending)
 
-    def check_length(self, messages: Sequence[Message]) -> None:
-        """A text that cannot fit is not encoded: 10 MB take 10 s, in which no other episode goes on."""
-        run, characters = self.run, sum(len(str(message.get("content") or "")) for message in messages)
-        tokens = (run.prompt_tokens or 0) + run.limits.response_tokens
-        if run.prompt_tokens is not None and characters > tokens * run.writer.texts.template.longest_token:
-            raise LimitReached(Ending.TOKENS)
-
     def close(self) -> None:
-        """Requests that still run are cancelled: nothing is added to a finished episode."""
+        """Requests that still run are cancelled: nothing is added to a finished episode. Their clients do not get the
+        answers that have ended, either."""
+        for answers in self.unsent:
+            self.drop(answers)
         self.closed = True
         self.run.counts[DROPPED] += len(self._requests)
         for request in self._requests:

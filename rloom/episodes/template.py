@@ -274,20 +274,27 @@ def without_channels(message: Message) -> Message:
 def with_calls(messages: Sequence[Message]) -> Iterator[Message]:
     """The messages with the calls of tools apart from the text of the answers, and the results with their ids. The
     result of a call that cannot be read, which is its error, is a message of the user."""
-    ids: list[str] = []  # of calls without a result
+    ids: list[str | None] = []  # of calls without a result, in their order; None: the call cannot be read
     made = 0
     for message in messages:
         if message["role"] == "assistant":
             message = readable(message)
-            calls = [call for call in parse_tool_calls(message["content"] or "") if call.error is None]
-            if calls and not message.get("tool_calls"):
-                found = [as_tool_call(made + number, call.name, call.arguments) for number, call in enumerate(calls)]
+            found = list(message.get("tool_calls") or ())
+            ids = [call["id"] for call in found]
+            calls = [] if found else parse_tool_calls(message["content"] or "")
+            if calls:
+                readable_ones = [call for call in calls if call.error is None]
+                found = [
+                    as_tool_call(made + number, call.name, call.arguments) for number, call in enumerate(readable_ones)
+                ]
+                left = iter(found)
+                ids = [next(left)["id"] if call.error is None else None for call in calls]
+            if calls and found:
                 message = {**message, "content": without_calls(message["content"]), "tool_calls": found}
-            ids = [call["id"] for call in message.get("tool_calls") or ()]
-            made += len(ids)
+            made += len(found)
         elif message["role"] == "tool" and "tool_call_id" not in message:
-            answered = {"tool_call_id": ids.pop(0)} if ids else {"role": "user"}
-            message = {**message, **answered}
+            own = ids.pop(0) if ids else None
+            message = {**message, **({"role": "user"} if own is None else {"tool_call_id": own})}
         yield message
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,15 +125,13 @@ class EpisodeWriter:
         parent: int,
         completion: Completion,
         seconds: float = 0.0,
-        stops: Sequence[re.Pattern[str]] = (),
+        stopped: Completion | None = None,
         request: int = 0,
     ) -> int:
         """An answer of the policy. Returns its node.
 
-        `stops`: find the texts that end an answer. The tokens behind the first one are dropped: the rest is what an
-        engine that ends there samples. `request`: the number of the request.
+        `stopped`: what of it is recorded, if a text or a token ended it. `request`: the number of the request.
         """
-        stopped = self.stopped(completion, stops)
         completion = stopped or completion
         tokens: list[int] = completion.tokens_L.tolist()
         own = tokens[:-1] if completion.finished else tokens
@@ -158,11 +156,23 @@ class EpisodeWriter:
             )
         )
 
-    def stopped(self, completion: Completion, stops: Sequence[re.Pattern[str]]) -> Completion | None:
-        """The completion up to the token with which one of the texts is complete. None: there is none."""
+    def stopped(
+        self, completion: Completion, stops: Sequence[re.Pattern[str]], tokens: Set[int] = frozenset()
+    ) -> Completion | None:
+        """The completion up to the token with which one of the texts is complete, or which is one of `tokens`. The
+        tokens behind it are dropped: the rest is what an engine that ends there samples. None: there is no such place.
+        """
+        own: list[int] = completion.tokens_L.tolist()
+        by_token = next((place + 1 for place, token in enumerate(own) if token in tokens), None)
+        by_text = self.end_of_stop(own, stops)
+        length = min((one for one in (by_token, by_text) if one is not None), default=None)
+        is_whole = completion.finished and length == len(own)
+        return None if length is None or is_whole else first_tokens(completion, length)
+
+    def end_of_stop(self, tokens: list[int], stops: Sequence[re.Pattern[str]]) -> int | None:
+        """The number of tokens with which one of the texts is complete."""
         if not stops:
             return None
-        tokens: list[int] = completion.tokens_L.tolist()
 
         def is_complete(length: int) -> bool:
             text = self.texts.decode(tokens[:length])
@@ -170,15 +180,7 @@ class EpisodeWriter:
 
         if not is_complete(len(tokens)):
             return None
-        length = bisect_left(range(len(tokens)), True, key=is_complete)
-        experts_LMK = completion.experts_LMK
-        return replace(
-            completion,
-            tokens_L=completion.tokens_L[:length],
-            logprobs_L=completion.logprobs_L[:length],
-            finished=False,
-            experts_LMK=None if experts_LMK is None else experts_LMK[: len(experts_LMK) - len(tokens) + length],
-        )
+        return bisect_left(range(len(tokens)), True, key=is_complete)
 
     def marked_text(self, answer: int) -> str | None:
         """With special tokens, in which some models write calls; None: they change nothing."""
@@ -199,6 +201,18 @@ class EpisodeWriter:
             node = self.episode.nodes[index]
             found += node.messages if node.shown is None else node.shown
         return found
+
+
+def first_tokens(completion: Completion, length: int) -> Completion:
+    experts_LMK = completion.experts_LMK
+    kept = None if experts_LMK is None else experts_LMK[: len(experts_LMK) - len(completion.tokens_L) + length]
+    return replace(
+        completion,
+        tokens_L=completion.tokens_L[:length],
+        logprobs_L=completion.logprobs_L[:length],
+        finished=False,
+        experts_LMK=kept,
+    )
 
 
 def comparable(message: Message) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from rloom.config.load import expand
 from rloom.config.schema import Config
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.agents.process import AgentSetup
-from rloom.episodes.base import WITHHELD, EnvironmentSetup, EpisodeLimits, ToolSchema
+from rloom.episodes.base import VERL_RESULT_CHARACTERS, WITHHELD, EnvironmentSetup, EpisodeLimits, ToolSchema
 from rloom.episodes.kinds import AGENT, KINDS, ONE_TURN, WITH_TOOLS, environment_reference, episode_kind
 from rloom.episodes.pool import EnvironmentPool
 from rloom.episodes.record import Ending
@@ -35,6 +35,10 @@ if TYPE_CHECKING:  # it imports uvicorn, which other runs need not load
 
 
 log = logging.getLogger(__name__)
+NO_REWARD = (
+    "the environment gave no reward; return one from get_reward(), step() or the agent, or set another reward, such as "
+    "custom_reward_function.path"
+)
 
 
 class EnvironmentReward:
@@ -87,10 +91,7 @@ def score_of(sample: Sample) -> Score:
     assert sample.episode is not None
     reward = sample.episode.reward
     if reward is None:
-        return Score.failed(
-            "the environment gave no reward; return one from get_reward(), step() or the agent, or set another reward, "
-            "such as custom_reward_function.path"
-        )
+        return Score.failed(sample.episode.no_reward or NO_REWARD)
     return Score.of(reward, subject=f"the environment gave {reward:g}")
 
 
@@ -274,6 +275,8 @@ def verl_config(config: Config) -> dict[str, Any]:
         "response_length": config.data.max_response_length,
         "calculate_log_probs": True,
     }
+    if rollout["multi_turn"]["max_tool_response_length"] is None:  # verl's loops compare it with a length
+        rollout["multi_turn"]["max_tool_response_length"] = VERL_RESULT_CHARACTERS
     data.setdefault("apply_chat_template_kwargs", {})
     data["tool_config_path"] = config.actor_rollout_ref.rollout.multi_turn.tool_config_path
     return found

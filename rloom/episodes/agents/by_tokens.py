@@ -38,7 +38,12 @@ from rloom.rewards.framing import framed
 LOOPS_KEY, DEFAULT_KEY = f"{AGENT}.agent_loop_config_path", f"{AGENT}.default_agent_loop"
 VERL_REGISTRY = "verl.experimental.agent_loop.agent_loop"
 LENGTHS = ("max_tokens", "max_new_tokens")
-OUTPUTS = ("logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
+STOPS = ("stop", "stop_token_ids")
+# what the agent reads of an answer, not which one it gets
+OUTPUTS = (
+    *("logprobs", "prompt_logprobs", "flat_logprobs", "detokenize", "skip_special_tokens", "output_kind"),
+    *("spaces_between_special_tokens", "include_stop_str_in_output", "output_text_buffer_length"),
+)
 # values of other parameters that change nothing
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -49,6 +54,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "ignore_eos": (False,),
 }
+WHOLE_VOCABULARY = (-1, 0)  # as top_k
 OUTPUT_FIELDS = {"prompt_ids", "response_ids", "response_mask", "reward_score"}
 _LENGTH = struct.Struct("!Q")
 
@@ -62,10 +68,12 @@ class PolicyClient:
         self.numbers = count()
 
     async def ask(self, tokens: Sequence[int], sampling: Mapping[str, Any]) -> TokenAnswer:
-        """`sampling`: as the agent gave it. It can limit the length; all else is as the run samples."""
+        """`sampling`: as the agent gave it. It can say where an answer ends; all else is as the run samples."""
         for name, value in sampling.items():
             same = NEUTRAL.get(name, (self.sampling.get(name),))
-            if name not in (*LENGTHS, *OUTPUTS) and value not in (None, *same):
+            if name == "top_k" and same[0] in WHOLE_VOCABULARY:
+                same = WHOLE_VOCABULARY
+            if name not in (*LENGTHS, *STOPS, *OUTPUTS) and value not in (None, [], {}, *same):
                 raise ValueError(
                     f"sampling_params: {name}={value!r}, and the run samples with {same[0]!r}; the log-probs would be "
                     "those of another distribution. Set it for the run, or leave it out"
@@ -73,7 +81,9 @@ class PolicyClient:
         limits = [int(sampling[name]) for name in LENGTHS if sampling.get(name) is not None]
         number = next(self.numbers)
         self.waiting[number] = asyncio.get_running_loop().create_future()
-        question = json.dumps({ASK: [number, [int(token) for token in tokens], min(limits, default=None)]})
+        stop_tokens = [int(token) for token in sampling.get("stop_token_ids") or ()]
+        asked = [number, [int(token) for token in tokens], min(limits, default=None), stop_texts(sampling), stop_tokens]
+        question = json.dumps({ASK: asked})
         self.writer.write(framed(question.encode()))
         return await self.waiting[number]
 
@@ -85,6 +95,11 @@ class PolicyClient:
             waiting = self.waiting.pop(number)
             if not waiting.done():
                 waiting.set_result(answer)
+
+
+def stop_texts(sampling: Mapping[str, Any]) -> list[str]:
+    found = sampling.get("stop") or []
+    return [found] if isinstance(found, str) else [str(one) for one in found]
 
 
 Agent = Callable[[PolicyClient, Task], Awaitable[dict[str, Any]]]  # returns the outputs, as the driver checks them
@@ -251,6 +266,9 @@ class SamplingParams:
     min_tokens: int = 1
     logprobs: int | None = 1
     skip_special_tokens: bool = False
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
 
 
 @dataclass(frozen=True)
@@ -288,13 +306,27 @@ class TokenEngine:
         answer = await self.policy.ask(prompt_token_ids, params)
         logprobs = [{token: Logprob(value)} for token, value in zip(answer.tokens, answer.logprobs, strict=True)]
         reason = "stop" if answer.finished else "length"
-        text = self.tokenizer.decode(answer.tokens[:-1] if answer.finished else answer.tokens)
+        text = self.text(answer, stop_texts(params), bool(params.get("include_stop_str_in_output")))
         return RequestOutput(list(prompt_token_ids), [CompletionOutput(answer.tokens, text, logprobs, reason)])
+
+    def text(self, answer: TokenAnswer, stops: Sequence[str], includes_stop: bool) -> str:
+        """As vLLM has it: without what ended the answer, a stop token or, unless it is included, a stop text."""
+        whole: str = self.tokenizer.decode(answer.tokens)
+        ends = [(place, place + len(stop) * includes_stop) for stop in stops if (place := whole.find(stop)) >= 0]
+        if ends:
+            return whole[: min(ends)[1]]
+        return self.tokenizer.decode(answer.tokens[:-1]) if answer.finished else whole
 
 
 def public(params: Any) -> dict[str, Any]:
-    """The fields of vLLM's own SamplingParams that say how tokens are sampled."""
-    return {name: getattr(params, name, None) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    """The fields of vLLM's own SamplingParams: those that every run sets, and others that are not the default."""
+    names, default = getattr(params, "__struct_fields__", None) or list(vars(params)), type(params)()
+    return {
+        name: getattr(params, name)
+        for name in names
+        if not name.startswith("_")
+        and (name in ("temperature", "top_p", "top_k", "max_tokens") or getattr(params, name) != getattr(default, name))
+    }
 
 
 def load_executor(setup: AgentSetup, found: Any) -> LoadedAgent | None:

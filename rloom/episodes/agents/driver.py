@@ -100,6 +100,7 @@ class AgentDriver:
             api_key=session.key,
             reward_key=session.reward_key,
             loop=loop,
+            seed=run.row.seed(0),
         )
 
     async def converse(self, session: AgentSession, process: EnvironmentProcess, task: Task) -> Any:
@@ -131,7 +132,7 @@ class AgentDriver:
             await asyncio.gather(*pending, return_exceptions=True)
 
     async def answer(self, session: AgentSession, process: EnvironmentProcess, message: Mapping[str, Any]) -> None:
-        number, tokens, max_tokens = self.question(message)
+        number, tokens, max_tokens, stops, stop_tokens = self.question(message)
         run = session.run
 
         def read() -> int:
@@ -140,7 +141,7 @@ class AgentDriver:
             return leaf
 
         try:
-            answer = run.writer.episode.nodes[(await session.generate(read, max_tokens))[1]]
+            answer = run.writer.episode.nodes[(await session.generate(read, max_tokens, stops, stop_tokens))[1]]
             assert answer.logprobs_L is not None
             given = TokenAnswer(answer.tokens_L.tolist(), answer.logprobs_L.tolist(), answer.finished)
         except LimitReached:
@@ -156,19 +157,24 @@ class AgentDriver:
             text = run.writer.texts.decode(node.tokens_L.tolist())
             run.writer.episode.replace(leaf, messages=({"role": "user", "content": text},))
 
-    def question(self, message: Mapping[str, Any]) -> tuple[int, list[int], int | None]:
+    def are_tokens(self, found: Any) -> bool:
+        return isinstance(found, list) and all(type(token) is int and 0 <= token < self.vocabulary for token in found)
+
+    def question(self, message: Mapping[str, Any]) -> tuple[int, list[int], int | None, list[str], list[int]]:
         try:
-            number, tokens, max_tokens = message[ASK]
+            number, tokens, max_tokens, stops, stop_tokens = message[ASK]
         except READ_ERRORS:
             raise WrongReply(NO_FORM) from None
-        known = isinstance(tokens, list) and all(
-            type(token) is int and 0 <= token < self.vocabulary for token in tokens
-        )
+        known = self.are_tokens(tokens)
+        if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+            raise EnvironmentFailed("the agent's sampling_params: stop is not a list of texts")
+        if not self.are_tokens(stop_tokens):
+            raise EnvironmentFailed("the agent's sampling_params: stop_token_ids has unknown tokens")
         if not tokens or not known:
             raise EnvironmentFailed(f"the agent asked with a prompt of {'unknown' if tokens else 'no'} tokens")
         if max_tokens is not None and not (isinstance(max_tokens, int) and max_tokens > 0):
             raise EnvironmentFailed(f"the agent asked for an answer of {max_tokens} tokens")
-        return number, tokens, max_tokens
+        return number, tokens, max_tokens, stops, stop_tokens
 
     def finish(self, run: RunningEpisode, session: AgentSession, found: Any) -> None:
         """The rewards that the agent returned, and the outputs of one that asks with tokens."""
@@ -198,7 +204,9 @@ class AgentDriver:
                     )
             if not self.by_url and run.writer.episode.nodes:  # else its first request was over a limit
                 outputs = [([*tokens], [*mask]) for tokens, mask in found["outputs"]]
-                run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
+                run.in_loss = any(one for _, mask in outputs for one in mask)
+                if run.in_loss or not outputs:
+                    run.writer.episode = episode_of(run.writer.episode, outputs, run.writer.texts.decode)
         except READ_ERRORS:
             raise WrongReply(NO_FORM) from None
 

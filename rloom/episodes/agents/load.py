@@ -1,13 +1,21 @@
 """The user's agent, loaded in the process that the others are forked from."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
 from rloom.episodes.agents.by_tokens import load_executor, load_loops
-from rloom.episodes.agents.process import PATH_KEY, AgentSetup, LoadedAgent, by_url_function, by_url_program
+from rloom.episodes.agents.process import (
+    PATH_KEY,
+    AgentSetup,
+    LoadedAgent,
+    by_url_function,
+    by_url_program,
+    without_proxy,
+)
 from rloom.errors import ConfigError
 from rloom.plugins import load_plugin
 
@@ -17,6 +25,7 @@ QUESTION: Mapping[str, Any] = {"model": "policy", "messages": [{"role": "user", 
 
 
 def load_agent(setup: AgentSetup) -> LoadedAgent:
+    os.environ.update(without_proxy(os.environ))  # before the file is imported: a client may be made there
     if setup.command is not None:
         return LoadedAgent(by_url_program(setup.command, setup.rewards_over_http), by_url=True)
     if setup.loops:

@@ -7,43 +7,62 @@ those of the record.
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import groupby
+from itertools import pairwise
 
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.replies import EnvironmentFailed
 
 Decode = Callable[[Sequence[int]], str]
+Span = tuple[int, int, int]
 
 
 def episode_of(recorded: Episode, outputs: Sequence[tuple[list[int], list[int]]], decode: Decode) -> Episode:
     """The outputs, (tokens, mask) each, as the branches of an episode. What they share is shared; answers that are in
-    none of them are left out. Of answers with the same tokens, each output gets one that no other has.
-    EnvironmentFailed: a token with mask 1 was not sampled."""
+    none of them are left out. Of answers with the same tokens, each output gets one that no other has. A sampled token
+    with mask 1 in several outputs is trained once. EnvironmentFailed: a token with mask 1 was not sampled."""
     if not outputs:
         raise EnvironmentFailed("the agent returned no output")
     built = Episode()
     paths = {index: recorded.tokens(index) for index in range(len(recorded.nodes))}
     used: set[int] = set()  # last nodes of outputs
-    known: dict[tuple[int | None, int, int, int, bool], int] = {}
+    found: list[tuple[list[Span], list[int]]] = []  # what each output has of the record, and its mask
+    cuts: dict[int, set[int]] = {index: set() for index in paths}  # node -> where pieces of any output begin and end
     for tokens, mask in outputs:
         if len(mask) != len(tokens):
             raise EnvironmentFailed(f"the agent returned {len(tokens)} tokens with {len(mask)} entries of their mask")
         leaf, stop = sampled_leaf(recorded, paths, used, tokens, mask)
         used.add(leaf)
+        found.append((spans(recorded, leaf, stop), mask))
+        for index, start, end in found[-1][0]:
+            ends = pieces(mask, start, end, recorded.nodes[index].sampled)
+            cuts[index] |= {place for first, last, _ in ends for place in (first, last)}
+    known: dict[tuple[int | None, int, int, int, bool], int] = {}
+    trained_pieces: set[tuple[int, int]] = set()  # (node, place in its path)
+    for spans_S, mask in found:
         parent: int | None = None
-        start = 0
-        for index in recorded.path(leaf):
+        for index, start, end in spans_S:
             node = recorded.nodes[index]
-            end = min(start + len(node.tokens_L), stop)
-            for first, last, trained in pieces(mask, start, end, node.sampled):
+            for first, last, is_masked in pieces(mask, start, end, node.sampled, cuts[index]):
+                is_again = (parent, index, first, last, True) not in known and (index, first) in trained_pieces
+                trained = is_masked and not is_again
                 key = (parent, index, first, last, trained)
                 if key not in known:
                     known[key] = built.add(piece(node, parent, first - start, last - start, last, trained, decode))
+                if trained:
+                    trained_pieces.add((index, first))
                 parent = known[key]
-            start += len(node.tokens_L)
-            if start >= stop:
-                break
     return built
+
+
+def spans(recorded: Episode, leaf: int, stop: int) -> list[Span]:
+    """(node, its first place, its end) on the path to a node, up to this length of the path."""
+    found, start = list[Span](), 0
+    for index in recorded.path(leaf):
+        end = start + len(recorded.nodes[index].tokens_L)
+        if start < stop or not found:
+            found.append((index, start, min(end, stop)))
+        start = end
+    return found
 
 
 def sampled_leaf(
@@ -78,15 +97,15 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
     return next((place for place in range(length) if first[place] != second[place]), length)
 
 
-def pieces(mask: Sequence[int], start: int, end: int, sampled: bool) -> list[tuple[int, int, bool]]:
-    """Parts of a node from `start` to `end` that are trained, and others."""
+def pieces(
+    mask: Sequence[int], start: int, end: int, sampled: bool, cuts: Set[int] = frozenset()
+) -> list[tuple[int, int, bool]]:
+    """Parts of a node from `start` to `end` that are trained, and others. None goes on over one of the cuts."""
     if not sampled:
         return [(start, end, False)]
-    found: list[tuple[int, int, bool]] = []
-    for trained, places in groupby(range(start, end), key=lambda place: bool(mask[place])):
-        own = list(places)
-        found.append((own[0], own[-1] + 1, trained))
-    return found
+    changes = {place for place in range(start + 1, end) if bool(mask[place]) != bool(mask[place - 1])}
+    inner = sorted(place for place in changes | cuts if start < place < end)
+    return [(first, last, bool(mask[first])) for first, last in pairwise([start, *inner, end]) if first < last]
 
 
 def piece(node: Node, parent: int | None, first: int, last: int, length: int, trained: bool, decode: Decode) -> Node:

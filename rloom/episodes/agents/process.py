@@ -10,8 +10,8 @@
 
 Imports no torch. A process runs one episode, and is killed after it, with all that it has started.
 driver → process: (number, "run", task), then ("answer", number, answer) for each question, as pickles.
-process → driver, as JSON: {"ask": [number, tokens, max_tokens]} any number of times, then {"result": ...} or
-{"failed": reason} with the number of the task.
+process → driver, as JSON: {"ask": [number, tokens, max_tokens, stop texts, stop tokens]} any number of times, then
+{"result": ...} or {"failed": reason} with the number of the task.
 """
 
 import asyncio
@@ -38,6 +38,7 @@ PATH_KEY, COMMAND_KEY, KWARGS_KEY = f"{AGENT}.path", f"{AGENT}.command", f"{AGEN
 LOOPS = ("agent_loop_config_path", "default_agent_loop")  # a YAML file, file.py:name
 UNREAD = "unread"  # of a result: the last line of a program that gives no reward
 SHELL = frozenset(("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1"))
+OWN_HOSTS = ("127.0.0.1", "localhost")  # of the policy's address
 MOST_OUTPUT = 1 << 16  # bytes of a program's output that are kept, from its end
 RETURNS = "return a finite number, {'reward': ...}, {'rewards': {answer id: ...}} or None"
 
@@ -80,6 +81,7 @@ class Task:
     api_key: str = ""
     reward_key: str = ""  # for /rl/set_reward
     loop: str = ""  # the name of the agent loop
+    seed: int = 0  # of what the agent draws
 
     @property
     def variables(self) -> dict[str, str]:
@@ -92,6 +94,15 @@ class Task:
             "ANTHROPIC_BASE_URL": self.base_url,
             "ANTHROPIC_API_KEY": key,
         }
+
+
+def without_proxy(variables: Mapping[str, str]) -> dict[str, str]:
+    """NO_PROXY and no_proxy with the policy's address. A proxy of the cluster cannot reach it, and would get prompts
+    and keys. Clients prefer one of the two names each, so both have the same value."""
+    given = variables.get("no_proxy") or variables.get("NO_PROXY")
+    # a * beside other names is no wildcard
+    value = "*" if given == "*" else ",".join(filter(None, (given, *OWN_HOSTS)))
+    return {"NO_PROXY": value, "no_proxy": value}
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,7 @@ class LoadedAgent:
 def by_url_function(setup: AgentSetup, found: Callable[..., Any]) -> Callable[[socket.socket, Task], Any]:
     """Of a function, or of a class with `run(data, **extra)`."""
     is_class = inspect.isclass(found)
-    called = vars(found).get("run") if is_class else found
+    called = getattr(found, "run", None) if is_class else found
     if called is None:
         raise ConfigError(
             f"{PATH_KEY}={setup.path} is a class without `run`; write `async def run(self, data, **extra)`"

@@ -6,11 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from rloom.episodes.base import EnvironmentReport, ToolSchema
+from rloom.episodes.base import VERL_RESULT_CHARACTERS, EnvironmentReport, ToolSchema
 from rloom.episodes.contracts.calls import NO_IMAGES, ToolResult, UserCalls
 from rloom.episodes.contracts.tools import Tool
 from rloom.errors import ConfigError
@@ -29,6 +29,7 @@ class McpServer:
     settings: Mapping[str, Any]  # {"command", "args", "env", "cwd"} or {"url", "headers"}
     tools: tuple[ToolSchema, ...]
     timeout_s: float | None = None
+    result_characters: int | None = None  # of one result, where the limits have none
 
 
 def servers_of_entry(key: str, path: str, entry: Mapping[str, Any]) -> list[McpServer]:
@@ -40,7 +41,8 @@ def servers_of_entry(key: str, path: str, entry: Mapping[str, Any]) -> list[McpS
     files = [Path(place).expanduser(), Path(path).expanduser().parent / place]
     file = next((one for one in files if one.is_file()), files[0])
     timeout_s = (entry.get("config") or {}).get("timeout")
-    return servers_of_file(f"{key}={path}", str(file), keys.get("tool_selected_list"), timeout_s)
+    servers = servers_of_file(f"{key}={path}", str(file), keys.get("tool_selected_list"), timeout_s)
+    return [replace(server, result_characters=VERL_RESULT_CHARACTERS) for server in servers]
 
 
 def servers_of_file(
@@ -122,7 +124,7 @@ class McpTools:
     """The tools of one server. An episode that calls one has a connection of its own, and with it a program of its own,
     from the first call to the end."""
 
-    gives_reward = False
+    gives_reward = asks_at_end = False
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
@@ -134,7 +136,10 @@ class McpTools:
         return tuple(messages)
 
     def tools(self) -> Sequence[Tool]:
-        return [Tool(schema, self.caller(name_of(schema)), read_result) for schema in self.server.tools]
+        return [
+            Tool(schema, self.caller(name_of(schema)), read_result, result_characters=self.server.result_characters)
+            for schema in self.server.tools
+        ]
 
     def caller(self, name: str) -> Callable[..., Any]:
         async def call(**arguments: Any) -> Any:

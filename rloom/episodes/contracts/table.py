@@ -108,7 +108,7 @@ class UserCode:
             *([ConfiguredTools(self.configured)] if self.configured else []),
             *map(McpTools, self.servers),
         ]
-        user = Interaction(self.interactions, self.limits) if self.interactions else None
+        user = Interaction(self.interactions) if self.interactions else None
         return ToolEnvironment(toolsets, self.limits, self.call_format, user)
 
     def chosen(self, row: Mapping[str, Any]) -> Any:

@@ -15,9 +15,9 @@ from rloom.episodes.contracts.calls import (
     plain_values,
     reset_arguments,
 )
-from rloom.episodes.contracts.tools import begun, close, shortened
+from rloom.episodes.contracts.tools import begun, close
 from rloom.errors import ConfigError
-from rloom.types import Message
+from rloom.types import Message, plain_text
 
 GYMNASIUM = ("gymnasium", "gym")  # packages that define spaces
 COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)  # such as the place of the player
@@ -46,7 +46,7 @@ class TextEnvironment:
         try:
             action = self.action(text)
         except NotAnAction as error:
-            return Observation(as_messages(f"Error: {error}", self.limits))
+            return Observation(as_messages(f"Error: {error}"))
         return self.observation(self.calls(self.instance.step, action))
 
     def observation(self, found: Any) -> Observation:
@@ -60,7 +60,7 @@ class TextEnvironment:
             raise TypeError(
                 f"step returned {type(found).__name__}; return (observation, reward, done) or a dict with them"
             )
-        return Observation(as_messages(self.shown(seen), self.limits), as_reward(reward, "step"), bool(done))
+        return Observation(as_messages(self.shown(seen)), as_reward(reward, "step"), bool(done))
 
     def shown(self, seen: Any) -> Any:
         """As text: the environment renders itself as text, or is of Gymnasium, where observations may be numbers."""
@@ -69,8 +69,10 @@ class TextEnvironment:
         is_value = isinstance(seen, int | float | tuple) or callable(getattr(seen, "tolist", None))
         return as_text(seen) if is_value and takes_options(self.instance) else seen
 
+    reward_of_steps: float | None = 0.0  # beyond the rewards of the steps, of which there may be none
+
     def end(self) -> float | None:
-        return 0.0  # beyond the rewards of the steps, of which there may be none
+        return self.reward_of_steps
 
     def report(self) -> EnvironmentReport:
         get_metrics = getattr(self.instance, "get_metrics", None)
@@ -125,7 +127,7 @@ def numbered_action(text: str, first: int, last: int) -> int:
     return number
 
 
-def as_messages(seen: Any, limits: EpisodeLimits) -> tuple[Message, ...]:
+def as_messages(seen: Any) -> tuple[Message, ...]:
     """A text is a message of the user; None or an empty one adds nothing."""
     if isinstance(seen, str):
         seen = [{"role": "user", "content": seen}]
@@ -135,5 +137,5 @@ def as_messages(seen: Any, limits: EpisodeLimits) -> tuple[Message, ...]:
         raise TypeError(
             f"step returned an observation of {type(seen).__name__}; it is a text, or messages with a role and content"
         )
-    kept = [{**one, "content": shortened(as_text(one["content"]), limits)} for one in seen or []]
+    kept = [{**one, "content": plain_text(as_text(one["content"]))} for one in seen or []]
     return tuple(one for one in kept if one["content"])

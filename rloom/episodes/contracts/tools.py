@@ -37,6 +37,7 @@ class Tool:
     function: Callable[..., Any]  # called with the arguments of the call; may be a coroutine function
     read: Callable[[Any], ToolResult] = as_result  # of what it returned
     gives_reward: bool = False  # what it returned may have one
+    result_characters: int | None = None  # where the limits have none
 
     @property
     def name(self) -> str:
@@ -53,6 +54,10 @@ class Toolset(Protocol):
     @property
     def gives_reward(self) -> bool:
         """Whether the tools or their end may have one."""
+
+    @property
+    def asks_at_end(self) -> bool:
+        """Whether `reward` calls a user's code."""
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages before the first answer."""
@@ -186,13 +191,28 @@ class ToolEnvironment:
         arguments = requested.arguments if isinstance(requested.arguments, str) else json.dumps(requested.arguments)
         took = time.monotonic() - began if seconds is None else seconds
         error = None if error is None else plain_text(error[:500])
-        return ToolCall(requested.name, arguments, shortened(text, self.limits), took, error), reward
+        return ToolCall(requested.name, arguments, self.shortened(requested.name, text), took, error), reward
+
+    def shortened(self, name: str, text: str) -> str:
+        """A result of this tool, as the policy reads it."""
+        limit = self.limits.result_characters
+        if limit is None and name in self.by_name:
+            limit = self.by_name[name].result_characters
+        return plain_text(cut(text, limit, self.limits.truncate_side))
 
     def end(self) -> float | None:
         rewards = [toolset.reward(self.calls) for toolset in self.toolsets]
         given = [reward for reward in rewards if reward is not None]
-        by_calls = self.user is not None or any(tool.gives_reward for tool in self.by_name.values())
-        return sum(given) if given or by_calls else None  # beyond the rewards of calls, of which there may be none
+        return sum(given) if given or self.gives_reward_by_calls else None
+
+    @property
+    def gives_reward_by_calls(self) -> bool:
+        return self.user is not None or any(tool.gives_reward for tool in self.by_name.values())
+
+    @property
+    def reward_of_steps(self) -> float | None:
+        asks = any(toolset.asks_at_end for toolset in self.toolsets)
+        return 0.0 if self.gives_reward_by_calls and not asks else None
 
     def report(self) -> EnvironmentReport:
         parts = [toolset.report() for toolset in self.toolsets] + ([self.user.report()] if self.user else [])
@@ -234,6 +254,8 @@ def check_names(chosen: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[st
 class FunctionTools:
     """Functions without a state."""
 
+    asks_at_end = False
+
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.given = tools
         self.gives_reward = any(tool.gives_reward for tool in tools)
@@ -263,7 +285,7 @@ class MethodTools:
 
     def __init__(self, instance: Any, seed: int = 0) -> None:
         self.instance, self.seed = instance, seed
-        self.gives_reward = callable(getattr(instance, SCORES, None))
+        self.gives_reward = self.asks_at_end = callable(getattr(instance, SCORES, None))
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         reset = getattr(self.instance, "reset", None)
@@ -310,7 +332,3 @@ def begun(messages: Sequence[Message], seen: Any) -> tuple[Message, ...]:
 def close(calls: UserCalls, instance: Any) -> None:
     if (method := getattr(instance, "close", None)) is not None:
         calls(method)
-
-
-def shortened(text: str, limits: EpisodeLimits) -> str:
-    return plain_text(cut(text, limits.result_characters, limits.truncate_side))

@@ -16,15 +16,15 @@ from uuid import uuid4
 import yaml
 
 from rloom.environments.kinds import MULTI_TURN
-from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema
+from rloom.episodes.base import VERL_RESULT_CHARACTERS, EnvironmentReport, Observation, ToolSchema
 from rloom.episodes.contracts.calls import ToolResult, UserCalls, accepted, as_reward, as_text, numbers, plain_values
-from rloom.episodes.contracts.tools import Tool, shortened
+from rloom.episodes.contracts.tools import Tool
 from rloom.episodes.rows import extra_info, interaction_kwargs, selected_tools, tools_kwargs
 from rloom.episodes.stand_ins import verl_tools
 from rloom.errors import ConfigError
 from rloom.import_path import add_folder_of
 from rloom.plugins import load_file, load_listed, type_and_message
-from rloom.types import Message
+from rloom.types import Message, plain_text
 
 NATIVE, MCP = "native", "mcp"  # values of `config.type`
 
@@ -54,7 +54,9 @@ def function_tools(path: str) -> list[Tool]:
     found = [entry for name, entry in registered().items() if name not in before]
     if not found:
         raise ConfigError(f"{key}={path}: the file marks no function with @function_tool; mark those that are tools")
-    return [Tool(schema_of(entry.tool_schema), entry.fn, function_result, gives_reward=True) for entry in found]
+    return [
+        Tool(schema_of(entry.tool_schema), entry.fn, function_result, True, VERL_RESULT_CHARACTERS) for entry in found
+    ]
 
 
 def registered() -> dict[str, Any]:
@@ -150,7 +152,7 @@ def tool_schema_object(schema: Mapping[str, Any]) -> Any:
 class ConfiguredTools:
     """Tools of classes of BaseTool. They are made once, and have an instance for each episode."""
 
-    gives_reward = True
+    gives_reward = asks_at_end = True
 
     def __init__(self, made: Sequence[Any]) -> None:
         self.made = {str(tool.name): tool for tool in made}
@@ -178,7 +180,10 @@ class ConfiguredTools:
         return {key: value for key, value in found.items() if value is not None}
 
     def tools(self) -> Sequence[Tool]:
-        return [Tool(schema_of(tool.tool_schema), self.execute(name), self.read) for name, tool in self.made.items()]
+        return [
+            Tool(schema_of(tool.tool_schema), self.execute(name), self.read, result_characters=VERL_RESULT_CHARACTERS)
+            for name, tool in self.made.items()
+        ]
 
     def execute(self, name: str) -> Callable[..., Any]:
         async def run(**parameters: Any) -> Any:
@@ -238,8 +243,8 @@ def configured_interactions(path: str) -> dict[str, Any]:
 class Interaction:
     """A class of BaseInteraction answers in place of a user."""
 
-    def __init__(self, made: Mapping[str, Any], limits: EpisodeLimits) -> None:
-        self.made, self.limits = made, limits
+    def __init__(self, made: Mapping[str, Any]) -> None:
+        self.made = made
         self.chosen: Any = None
         self.instance = uuid4().hex
         self.kwargs: dict[str, Any] = {}
@@ -262,7 +267,7 @@ class Interaction:
         reward = as_reward(score, "generate_response")
         if reward is not None:
             self.scores.append(reward)
-        answer = {"role": "user", "content": shortened(as_text(text), self.limits)}
+        answer = {"role": "user", "content": plain_text(as_text(text))}
         return Observation((answer,), reward, bool(done))
 
     def report(self) -> EnvironmentReport:

@@ -290,7 +290,7 @@ class Gateway:
         asked = dialect.read(body, session)
         texts = session.run.writer.texts
         if path == COUNT_TOKENS:
-            session.check_length(asked.messages)
+            session.run.check_length(asked.messages)
             started = texts.template.start(asked.messages, asked.tools)
             return await send_json(send, {"input_tokens": len(started.tokens)})
         self._say_ignored(asked, session)
@@ -336,11 +336,17 @@ class Gateway:
 
 async def ask(asked: Asked, request: HttpRequest, session: AgentSession) -> list[AgentAnswer]:
     """The answers. A client that goes away cancels them, and those that were generated are not trained."""
-    chats = [
-        session.chat(asked.messages, asked.tools, asked.max_tokens, stops=asked.stops, reads_calls=asked.reads_calls)
-        for _ in range(asked.count)
-    ]
-    work = [asyncio.ensure_future(chat) for chat in chats]
+    answers: list[AgentAnswer] = []
+
+    async def answer() -> None:
+        answers.append(
+            await session.chat(
+                asked.messages, asked.tools, asked.max_tokens, stops=asked.stops, reads_calls=asked.reads_calls
+            )
+        )
+
+    session.unsent.append(answers)
+    work = [asyncio.ensure_future(answer()) for _ in range(asked.count)]
     gone = asyncio.ensure_future(request.disconnected())
     everything = asyncio.gather(*work, return_exceptions=True)
     try:
@@ -351,14 +357,17 @@ async def ask(asked: Asked, request: HttpRequest, session: AgentSession) -> list
         for one in work:
             one.cancel()
         found = await everything
-    answers = [one for one in found if isinstance(one, AgentAnswer)]
+        if not session.closed:
+            session.unsent = [one for one in session.unsent if one is not answers]
     if is_gone:
-        session.drop(answers)
+        if not session.closed:
+            session.drop(answers)
         raise ClientGone
+    session.check_open()
     if asked.is_instructed:
         session.instructed.update(answer.id for answer in answers)
     if answers:
-        return answers
+        return sorted(answers, key=lambda one: one.node.request)
     assert isinstance(found[0], BaseException)
     raise found[0]
 

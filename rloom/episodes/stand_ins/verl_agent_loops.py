@@ -171,6 +171,8 @@ class FunctionCall(BaseModel):
 class ToolParser:
     """The forms of calls that rloom reads, whatever the name of the parser."""
 
+    stop_token_ids: Sequence[int] = ()  # an answer ends as the run says
+
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
@@ -178,7 +180,9 @@ class ToolParser:
     def get_tool_parser(cls, name: str, tokenizer: Any) -> "ToolParser":
         return cls(tokenizer)
 
-    async def extract_tool_calls(self, responses_ids: Sequence[int]) -> tuple[str, list[FunctionCall]]:
+    async def extract_tool_calls(
+        self, responses_ids: Sequence[int], tools: Sequence[Any] = ()
+    ) -> tuple[str, list[FunctionCall]]:
         text = self.tokenizer.decode(list(responses_ids), skip_special_tokens=True)
         calls = [call for call in parse_tool_calls(text) if call.error is None]
         found = [FunctionCall(name=call.name, arguments=json.dumps(call.arguments)) for call in calls]

@@ -281,7 +281,7 @@ class Scheduler:
             prompt, held, earlier = kept.prompt, kept.pages, request.tokens[len(kept.prompt.tokens) :]
         own = self.pages(len(earlier) + (0 if progress is None else len(progress.tokens_L)))
         shared = 0 if prompt is not None else self.pages(len(request.tokens))
-        missing = max(0, shared + own - len(held))
+        missing = shared + own - len(held)  # negative: the kept sequence frees pages
         if prompt is not None:
             prompt.readers += 1  # before others are evicted: it stays
         if not self.free_pages(missing + min(1, self.pages(len(earlier) + limit) - own) + reserved, kept):

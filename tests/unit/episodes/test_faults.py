@@ -164,7 +164,7 @@ FAULTS = {
     "child and exit": (Ending.EXITED, "its process ended"),
     "print": (Ending.DONE, 0.5),
     "close stdout": (Ending.DONE, 0.5),
-    "long": (Ending.DONE, 0.25),
+    "long": (Ending.WRONG_REPLY, "a reply of "),
     "too long": (Ending.WRONG_REPLY, "a reply of "),
     "nothing": (Ending.FAILED, "TypeError: "),
     "number": (Ending.FAILED, "TypeError: "),
@@ -201,7 +201,6 @@ BEGINNINGS = {
 # the process cannot run any more, or does not end in time
 UNCLOSED = ("exit", "child and exit", "segfault", "hang for ever", "half a frame", "hang in close")
 EPISODES = 2 * len(FAULTS)  # every other one has a fault
-CUT = "y" * 10 + "...(truncated)..." + "y" * 10
 
 
 @pytest.fixture(scope="module")
@@ -249,10 +248,6 @@ def test_each_fault_of_an_environment_ends_its_own_episode_with_its_reason(envir
             assert record.failure is None and record.reward == expected[1], scripts[n]
         else:
             assert record.failure.startswith(expected[1]) and record.reward is None, (scripts[n], record.failure)
-    [long] = [record for record, fault in zip(records, faults, strict=True) if fault == "long"]
-    assert [node.messages[0]["content"] for node in long.episode.nodes if node.messages[0]["content"][0] == "y"] == [
-        CUT
-    ]
     trajectories = [
         trajectory
         for n, (record, prompt) in enumerate(zip(records, prompts, strict=True))

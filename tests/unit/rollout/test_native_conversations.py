@@ -522,3 +522,21 @@ def test_every_page_has_one_owner_whatever_happens(pages: int, events: list[tupl
             for number in asked:
                 scheduler.cancel(number)
         assert_all_have_one_owner(scheduler)
+
+
+def test_a_kept_sequence_that_fills_the_cache_is_cut_for_its_own_continuation() -> None:
+    scheduler = Scheduler(2, PageAllocator(4), 4, 4)  # 4 pages of 4 tokens
+    prompt, answer = tuple(range(4)), tuple(range(100, 112))
+    scheduler.add(0, Request(prompt, Sampling(12), 0, conversation=7))
+    [first] = scheduler.admit(1000)
+    assert scheduler.grow(11)
+    scheduler.keep(first, answer)
+    scheduler.release([first])
+    assert (len(scheduler.allocator.free), len(scheduler.kept[7][0].pages)) == (0, 3)
+    # 7 own tokens are in 2 pages; the third one is free for its next 4 tokens
+    scheduler.add(1, Request(prompt + answer[:7], Sampling(4), 0, conversation=7))
+    [second] = scheduler.admit(1000)
+    assert (len(second.pages), second.reused, len(scheduler.allocator.free)) == (2, 6, 1)
+    assert scheduler.grow(3) and len(second.pages) == 3
+    scheduler.release([second])
+    assert len(scheduler.allocator.free) == 4
