@@ -48,7 +48,7 @@ class ShortKeys(TypedDict, total=False):
     entropy_coeff: float | None
     lora_rank: int | None
     rollout: str | None
-    mode: str | None
+    trainer_mode: str | None
     n_gpus: int | None
     seed: int | None
     save_freq: int | None

@@ -191,7 +191,7 @@ def train(
     entropy_coeff: float | None = None,
     lora_rank: int | None = None,
     rollout: str | None = None,
-    mode: str | None = None,
+    trainer_mode: str | None = None,
     n_gpus: int | None = None,
     seed: int | None = None,
     save_freq: int | None = None,

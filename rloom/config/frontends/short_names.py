@@ -34,7 +34,7 @@ SHORT_NAMES: Mapping[str, ShortName] = {
     "entropy_coeff": ShortName("actor_rollout_ref.actor.entropy_coeff", "coefficient of the entropy bonus"),
     "lora_rank": ShortName("actor_rollout_ref.model.lora_rank", "rank of the LoRA adapter; 0: train all weights"),
     "rollout": ShortName("actor_rollout_ref.rollout.name", "rollout engine: native, vllm, sglang, hf"),
-    "mode": ShortName(
+    "trainer_mode": ShortName(
         "trainer.v1.trainer_mode", "sync, or colocate_async: a step does not wait for its longest answers"
     ),
     "n_gpus": ShortName("trainer.n_gpus_per_node", "GPUs of this machine"),

@@ -358,7 +358,8 @@ def test_without_a_chat_template_the_prompt_is_used_as_it_is() -> None:
 
 def test_all_faults_are_reported_together() -> None:
     assert faults_of("--async_train --rolout_batch_size 3 --seed x --train_batch_size 30 --n_samples_per_prompt 4") == [
-        "--async_train: generation and training take turns in this version; leave it out",
+        "--async_train: generation and training at the same time, on GPUs of their own, are not in this version; with "
+        "trainer.v1.trainer_mode=colocate_async a step does not wait for the longest answers",
         "--rolout_batch_size: OpenRLHF has no such flag; did you mean --rollout_batch_size? "
         "(`rloom openrlhf --help` lists them)",
         "--seed x: it takes a whole number",

@@ -1,7 +1,6 @@
 """The driver's side of environments' processes: descriptors, output, errors with their place, and faults under load."""
 
 import asyncio
-import logging
 import os
 import random
 import resource
@@ -309,19 +308,6 @@ def test_an_interrupted_step_does_not_wait_for_ever_for_environments(monkeypatch
             while time.monotonic() < start_s + 60:
                 turns.next_requests(0)
         assert time.monotonic() - start_s >= 1
-
-
-def test_a_server_that_reads_nothing_is_killed_when_a_process_is_to_be_killed(environment_file, caplog):  # noqa: F811
-    caplog.set_level(logging.ERROR)
-    pool = EnvironmentPool(EnvironmentSetup(f"{environment_file}:Game", {}, LIMITS), most=1)
-    pool.load()
-    os.kill(pool.server.process.pid, signal.SIGSTOP)
-    for _ in range(100_000):
-        pool.server.kill(1)
-        if pool.server.process.poll() is not None:
-            break
-    assert pool.server.process.wait(60) == -signal.SIGKILL
-    pool.close()
 
 
 def test_a_server_that_is_late_keeps_its_episodes_and_is_counted(environment_file, monkeypatch, caplog):  # noqa: F811

@@ -68,7 +68,9 @@ def training(tmp_path: Path) -> Planted:
         ),
         cast(
             Any,
-            SimpleNamespace(policy=policy, critic=None, sampler=SimpleNamespace(reward=CompositeReward([]), rows=list)),
+            SimpleNamespace(
+                policy=policy, critic=None, ahead=None, sampler=SimpleNamespace(reward=CompositeReward([]), rows=list)
+            ),
         ),
         cast(Any, SimpleNamespace(state=dict)),
         KlControl(0.0),
