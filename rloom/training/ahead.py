@@ -119,9 +119,8 @@ def groups_to_train(
     """The groups that the step trains, in order. None: it has to wait.
 
     `oldest_of`: of every group in the queue, the version of its oldest token. `ready`: those that are complete and
-    scored. The earliest deadline is first, then the lowest number: not the length of an answer decides when it is
-    trained. A step waits if fewer than N groups are ready, or if more deadlines would be left than later steps have
-    groups.
+    scored. Of these the earliest deadline is first, then the lowest number. A step waits if fewer than N groups are
+    ready, or if more deadlines would be left than later steps have groups.
     """
     size = settings.groups_per_step
 
@@ -261,7 +260,7 @@ class AheadSampler:
                 progress(min(dispatcher.finished, needed), needed)
 
     def request(self, group: QueuedGroup, member: int) -> Request:
-        """Every draw follows from the row: where an answer was interrupted changes none."""
+        """The seed is that of the row in a synchronous run, also for an answer that goes on."""
         size = self.settings.groups_per_step
         step, row = group.number // size + 1, group.number % size * self.answers_per_prompt + member
         seed = draw_seed(self.sampler.seed, f"train/{step}", row)
