@@ -1,6 +1,7 @@
 """Real processes that meet in process groups, for tests of what only several ranks do."""
 
 import io
+import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -12,13 +13,20 @@ import torch
 import torch.multiprocessing
 
 from rloom.engines.distributed import join, leave
-from rloom.runtime.nodes import free_port
 
 # (rank, ranks, *arguments), importable by name: the processes are new ones
 Work = Callable[..., Any]
 PRELOADED = ["rloom.launch.run", "tests.engine_subjects"]
 if find_spec("megatron") is not None:
     PRELOADED.append("rloom.engines.megatron.core")
+
+
+def free_port() -> int:
+    """A port on which no process listens now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def forkserver() -> Any:

@@ -104,6 +104,14 @@ class Engine(Protocol):
         """A row of two sums for each tensor of `manifest`: see engines/fingerprint.py. All ranks call it together,
         after `weights`. Computed from the parameters themselves, unless ranks hold parts of rows."""
 
-    def save(self, folder: Path, contents: frozenset[str]) -> None: ...
+    def save(self, folder: Path, contents: frozenset[str], background: bool = False) -> list[Path]:
+        """Returns the files that all ranks write together, each of which gets a report (hashed_files.py).
+
+        In the background it returns as soon as what is saved was copied to host memory, and a thread writes the copy.
+        The next save begins after `check_save(True)`.
+        """
+
+    def check_save(self, wait: bool) -> None:
+        """Raise what stopped a save in the background. `wait`: until it has ended."""
 
     def load(self, folder: Path, contents: frozenset[str]) -> None: ...

@@ -40,7 +40,7 @@ def join(
         init_method=f"tcp://{address}",
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(minutes=30),
+        timeout=timedelta(seconds=timeout_s),
     )
 
 
@@ -98,13 +98,15 @@ class Broadcast:
     ) -> None:
         host, port = address.rsplit(":", 1)
         timeout = timedelta(seconds=timeout_s)
-        store = TCPStore(host, int(port), members, is_master=member == 0, timeout=timeout)
+        store = TCPStore(host, int(port), members, is_master=member == 0, timeout=timeout, multi_tenant=True)
         self.device, self.sends = device, member == 0
-        self.group: Any = (
-            dist.ProcessGroupNCCL(store, member, members, dist.ProcessGroupNCCL.Options())
-            if device.type == "cuda" and not shared
-            else dist.ProcessGroupGloo(store, member, members, timeout)
-        )
+        self.group: Any
+        if device.type == "cuda" and not shared:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self.group = dist.ProcessGroupNCCL(store, member, members, options)
+        else:
+            self.group = dist.ProcessGroupGloo(store, member, members, timeout)
 
     def broadcast(self, tensor: Tensor) -> None:
         self.group.broadcast([tensor], dist.BroadcastOptions()).wait()

@@ -50,13 +50,14 @@ from rloom.engines.storage import (
     ADAPTER,
     MODEL,
     OPTIMIZER,
+    CheckpointWriter,
     cannot_write,
     copy_full,
     local,
     moment,
     read_moments,
     read_weights,
-    write_shards,
+    shard_file,
 )
 from rloom.engines.ulysses import SequenceParallelGroup, sequence_parallel_outputs
 from rloom.models.limits import UNREDUCED_SHARE
@@ -101,6 +102,7 @@ class FSDPEngine:
         self.reference: Engine = reference or self
         self.module = network.module
         self.adamw = optimizer
+        self.writer = CheckpointWriter(shared=True)
         self.tally = Tally()  # sums over the batches whose gradient is accumulated
         trainable = [name for name, p in self.module.named_parameters() if p.requires_grad]
         self.kind = MODEL if len(trainable) == sum(1 for _ in self.module.parameters()) else ADAPTER
@@ -329,13 +331,17 @@ class FSDPEngine:
             dist.all_reduce(sums_P2, group=group.get_group())
         return sums_P2
 
-    def save(self, folder: Path, contents: frozenset[str]) -> None:
+    def save(self, folder: Path, contents: frozenset[str], background: bool = False) -> list[Path]:
         if all_reduce_max(int(not folder.is_dir())):
             raise cannot_write(folder, "not every rank sees that folder; checkpoints need a disk that all nodes share")
-        if "model" in contents:
-            write_shards(folder, self.kind, self.trainable)
+        saved = [shard_file(folder, self.kind, self.trainable)] if "model" in contents else []
         if "optimizer" in contents and self.optimizer is not None:
-            write_shards(folder, OPTIMIZER, self.moments())
+            saved.append(shard_file(folder, OPTIMIZER, self.moments()))
+        self.writer.write(folder, [own for own, _ in saved], background=background)
+        return [file for _, files in saved for file in files]
+
+    def check_save(self, wait: bool) -> None:
+        self.writer.check(wait=wait)
 
     def moments(self) -> dict[str, Tensor]:
         """The shards of the moments by name. The step counts are equal on every rank."""

@@ -23,10 +23,11 @@ from rloom.engines.storage import (
     ADAPTER,
     MODEL,
     OPTIMIZER,
+    CheckpointWriter,
     moment,
     read_moments,
     read_weights,
-    write_whole,
+    whole_file,
 )
 from rloom.models.network import Network, Reference
 from rloom.packing import MicroBatching
@@ -52,6 +53,7 @@ class LocalEngine:
         self.accumulated: dict[str, Tensor] = {}  # gradients of masters that are copies
         self.tally = Tally()  # sums over the batches whose gradient is accumulated
         self.adamw = optimizer
+        self.writer = CheckpointWriter()
         # with LoRA only the adapter is trained and saved
         self.trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if optimizer is None:
@@ -183,11 +185,15 @@ class LocalEngine:
     def fingerprints(self) -> Tensor:
         return stacked([fingerprint(parameter.detach().to(self.device)) for parameter in self.trainable.values()])
 
-    def save(self, folder: Path, contents: frozenset[str]) -> None:
-        if "model" in contents:
-            write_whole(folder, self.kind, self.masters)
+    def save(self, folder: Path, contents: frozenset[str], background: bool = False) -> list[Path]:
+        files = [whole_file(folder, self.kind, self.masters)] if "model" in contents else []
         if "optimizer" in contents and self.optimizer is not None:
-            write_whole(folder, OPTIMIZER, self.moments())
+            files.append(whole_file(folder, OPTIMIZER, self.moments()))
+        self.writer.write(folder, files, background=background)
+        return [file.file for file in files]
+
+    def check_save(self, wait: bool) -> None:
+        self.writer.check(wait=wait)
 
     def moments(self) -> dict[str, Tensor]:
         assert self.optimizer is not None

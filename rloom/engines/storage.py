@@ -12,11 +12,14 @@ Weights are named by parameter, moments `parameter/exp_avg`. Neither format cont
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -25,8 +28,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from rloom.atomic import replace_text, sync
+from rloom.atomic import replace_text
 from rloom.errors import CheckpointError
+from rloom.hashed_files import hashed_file
 from rloom.transfer import all_finite
 
 MODEL, ADAPTER, OPTIMIZER = "model", "lora", "optimizer"
@@ -105,83 +109,135 @@ def no_moments(folder: Path) -> CheckpointError:
     )
 
 
-def write_whole(folder: Path, kind: str, tensors: Weights) -> None:
+@dataclass(frozen=True)
+class TensorFile:
+    """A safetensors file to write."""
+
+    file: Path
+    header: Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # in the order of the file
+    tensors: Iterator[tuple[str, Tensor]]  # in that order, each made when it is due; to make them may be collective
+
+    def on_host(self) -> "TensorFile":
+        """The same with copies in host memory, each of which is freed after it was written."""
+        copies = deque((name, tensor.detach().to("cpu", copy=True)) for name, tensor in self.tensors)
+        return replace(self, tensors=(copies.popleft() for _ in range(len(copies))))
+
+    def write(self) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, (shape, dtype) in self.header.items():
+            start, end = end, end + prod(shape) * dtype.itemsize
+            header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % ALIGNMENT)
+        with hashed_file(self.file) as stream:
+            stream.write(len(text).to_bytes(8, "little") + text)
+            for _, tensor in self.tensors:
+                numbers = tensor.detach().cpu().contiguous().reshape(-1)
+                stream.write(numbers.view(torch.uint8).numpy().data)
+
+
+class CheckpointWriter:
+    """Writes the files of one engine. In the background it copies them to host memory and writes in a thread."""
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared  # ranks save together: where one cannot write, all raise
+        self.writing: Future[None] | None = None
+
+    def write(self, folder: Path, files: Sequence[TensorFile], *, background: bool) -> None:
+        if background:
+            assert self.writing is None, "the loop begins no save before the last one is complete"
+            copied = [file.on_host() for file in files]
+            writing: Future[None] = Future()
+            self.writing = writing
+            Thread(target=write_into, args=(writing, folder, copied), daemon=True).start()
+            return
+        failures: list[str | None] = [write_all(files)]
+        if self.shared:
+            failure, failures = failures[0], [None] * dist.get_world_size()
+            dist.all_gather_object(failures, failure and f"rank {dist.get_rank()}: {failure}")
+        for failure in failures:
+            if failure is not None:
+                raise cannot_write(folder, failure)
+
+    def check(self, *, wait: bool) -> None:
+        """Raise what stopped the thread. `wait`: until it has ended."""
+        if self.writing is not None and (wait or self.writing.done()):
+            writing, self.writing = self.writing, None
+            writing.result()
+
+
+def write_into(writing: "Future[None]", folder: Path, files: Sequence[TensorFile]) -> None:
     try:
-        write_tensors(weights_file(folder, kind), tensors)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+        failure = write_all(files)
+    except BaseException as error:
+        writing.set_exception(error)
+        return
+    if failure is None:
+        writing.set_result(None)
+    else:
+        writing.set_exception(cannot_write(folder, failure))
 
 
-def write_tensors(file: Path, tensors: Weights) -> None:
-    """Write a safetensors file one tensor at a time, so that the host never holds a copy of all of them."""
+def write_all(files: Sequence[TensorFile]) -> str | None:
+    """Why a file cannot be written, or None. All tensors are made in any case, since that may be collective."""
+    failure = None
+    for file in files:
+        try:
+            if failure is None:
+                file.write()
+        except OSError as error:
+            failure = str(error)
+        finally:
+            for _ in file.tensors:
+                pass
+    return failure
+
+
+def whole_file(folder: Path, kind: str, tensors: Weights) -> TensorFile:
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps each aligned
-    with tensor_file(file, {name: (tuple(tensors[name].shape), tensors[name].dtype) for name in order}) as write:
-        for name in order:
-            write(tensors[name])
+    header = {name: (tuple(tensors[name].shape), tensors[name].dtype) for name in order}
+    return TensorFile(weights_file(folder, kind), header, ((name, tensors[name]) for name in order))
 
 
-@contextmanager
-def tensor_file(
-    file: Path, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-) -> Iterator[Callable[[Tensor], None]]:
-    """A safetensors file for tensors of these shapes and dtypes, which are written in this order.
-
-    It is synced here, by its writer: the driver, which seals the checkpoint, may be on another machine.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, (shape, dtype) in tensors.items():
-        start, end = end, end + prod(shape) * dtype.itemsize
-        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
-
-        def write(tensor: Tensor) -> None:
-            numbers = tensor.detach().cpu().contiguous().reshape(-1)
-            stream.write(numbers.view(torch.uint8).numpy().data)
-
-        yield write
-    sync(file)
-    sync(file.parent)
-
-
-def write_shards(folder: Path, kind: str, tensors: Weights) -> None:
+def shard_file(folder: Path, kind: str, tensors: Weights) -> tuple[TensorFile, list[Path]]:
     """Called on every rank. Each writes its rows to its own file; replicated rows are written by one rank."""
     own = {name: tensor for number, (name, tensor) in enumerate(tensors.items()) if is_writer(tensor, number)}
-    write_own(
-        folder,
-        kind,
-        {name: (tuple(tensor.shape), tensor.dtype, rows_of(tensor)) for name, tensor in own.items()},
-        lambda file: write_tensors(file, {name: local(tensor) for name, tensor in own.items()}),
-    )
+    rows = {name: (tuple(tensor.shape), tensor.dtype, rows_of(tensor)) for name, tensor in own.items()}
+    files = write_index(folder, kind, rows)
+    shards = whole_file(folder, kind, {name: local(tensor) for name, tensor in own.items()})
+    return replace(shards, file=files[dist.get_rank()]), files
 
 
-def write_own(folder: Path, kind: str, own: Mapping[str, OwnRows], write: Callable[[Path], None]) -> None:
-    """Called on every rank, with the rows that it writes. Rank 0 writes the index after all ranks have written.
-
-    `write` is called on every rank, also without a folder to write to: it may be collective.
-    """
-    shards, rank = shards_of(folder, kind), dist.get_rank()
-    file, failure = f"rank_{rank}.safetensors", None
-    with suppress(OSError):  # opening the file fails, too
-        shards.mkdir(exist_ok=True)
-    try:
-        write(shards / file)
-    except OSError as error:
-        failure = f"rank {rank}: {error}"
-    entries = {
-        name: {"shape": list(shape), "dtype": DTYPES[dtype], "pieces": [asdict(TensorRows(file, *rows))]}
+def write_index(folder: Path, kind: str, own: Mapping[str, OwnRows]) -> list[Path]:
+    """Called on every rank, with the rows that it will write. Rank 0 writes the index. Returns all their files."""
+    names = [f"rank_{rank}.safetensors" for rank in range(dist.get_world_size())]
+    shards = shards_of(folder, kind)
+    entries: dict[str, dict[str, Any]] = {
+        name: {
+            "shape": list(shape),
+            "dtype": DTYPES[dtype],
+            "pieces": [asdict(TensorRows(names[dist.get_rank()], *rows))],
+        }
         for name, (shape, dtype, rows) in own.items()
     }
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (failure, entries))
-    failures = [failure for failure, _ in gathered if failure is not None]
-    if not failures:
-        failures = write_index(shards, [entries for _, entries in gathered])
-    if failures:
-        raise cannot_write(folder, failures[0])
+    gathered: list[Any] = [None] * len(names)
+    dist.all_gather_object(gathered, entries)
+    failure: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        joined: dict[str, dict[str, Any]] = {}
+        for by_name in gathered:
+            for name, entry in by_name.items():
+                joined.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+        try:
+            shards.mkdir(exist_ok=True)
+            replace_text(shards / INDEX, json.dumps({"version": INDEX_VERSION, "tensors": joined}))
+        except OSError as error:
+            failure = [f"rank 0: {error}"]
+    dist.broadcast_object_list(failure, src=0)
+    if failure[0] is not None:
+        raise cannot_write(folder, failure[0])
+    return [shards / name for name in names]
 
 
 def is_writer(tensor: Tensor, number: int) -> bool:
@@ -193,22 +249,6 @@ def is_writer(tensor: Tensor, number: int) -> bool:
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None  # every rank of the engine is in its mesh
     return start < stop and all(coordinate[axis] == number % tensor.device_mesh.size(axis) for axis in replicated)
-
-
-def write_index(shards: Path, written: Sequence[Mapping[str, dict[str, Any]]]) -> list[str]:
-    """Rank 0 joins the pieces of all ranks. Returns the failures, on every rank."""
-    failure: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        entries: dict[str, dict[str, Any]] = {}
-        for by_name in written:
-            for name, entry in by_name.items():
-                entries.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
-        try:
-            replace_text(shards / INDEX, json.dumps({"version": INDEX_VERSION, "tensors": entries}))
-        except OSError as error:
-            failure = [f"rank 0: {error}"]
-    dist.broadcast_object_list(failure, src=0)
-    return [text for text in failure if text is not None]
 
 
 def rows_of(tensor: Tensor) -> tuple[int, int]:

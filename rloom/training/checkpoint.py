@@ -1,5 +1,8 @@
 """Checkpoints: written to a temporary folder, hashed, synced and renamed, so that a crash never damages the last one.
 
+The workers copy what is saved, and write, hash and sync the copy while training goes on. A thread of the driver waits
+for their reports, seals the folder and renames it.
+
     RUN/global_step_20/            actor/  critic/  trainer_state.json  identity.json  config.yaml  seal.json
     RUN/latest_checkpointed_iteration.txt
 
@@ -8,12 +11,13 @@ but not manipulation, since anyone can write a new seal. So nothing in a checkpo
 checked when it is read.
 """
 
-import hashlib
 import json
 import math
 import shutil
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -21,6 +25,7 @@ from typing import Any
 
 from rloom.atomic import replace_text, sync
 from rloom.errors import CheckpointError
+from rloom.hashed_files import WRITTEN, file_sha256, read_report, report_of
 
 SEAL = "seal.json"
 STATE = "trainer_state.json"
@@ -29,6 +34,24 @@ BEST = "best_checkpointed_iteration.txt"
 PREFIX = "global_step_"
 DISCARDED = ".discarded-"
 FORMAT = 2  # of a checkpoint; 1 contained pickles (optimizer.pt, *.distcp)
+
+
+POLL_S = 0.05
+STALLED_S = 30.0  # a disk has written something by then
+
+
+def do_nothing(*arguments: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What workers write into a draft."""
+
+    files: Sequence[Path] = ()  # each gets a report when it is complete (hashed_files.py)
+    check: Callable[[bool], None] = do_nothing  # raises what stopped a worker; True: waits until all have ended
+
+
+Write = Callable[[Path], Writing | None]
 
 
 @dataclass(frozen=True)
@@ -71,29 +94,48 @@ class Checkpoints:
                 return f"{self.path(step) / role} is missing (the run that saved it had none, or it was pruned)"
         return find_fault(self.path(step))
 
-    def save(
-        self, step: int, write: Callable[[Path], None], state: Mapping[str, Any], *, best: int | None = None
-    ) -> Path:
-        """`write` writes the folders of the roles into the given folder. `best`: a step that is not pruned."""
-        final, draft = self.path(step), self.directory / f".writing-{PREFIX}{step}"
+    def save(self, step: int, write: Write, state: Mapping[str, Any], *, best: int | None = None) -> Path:
+        return self.begin(step, write, state, best=best).finish()
+
+    def begin(
+        self,
+        step: int,
+        write: Write,
+        state: Mapping[str, Any],
+        *,
+        best: int | None = None,
+        after: Callable[[], None] = do_nothing,
+    ) -> "Saving":
+        """`write` writes the folders of the roles into the given folder. `best`: a step that is not pruned. `after` is
+        called in another thread, once the checkpoint is complete."""
+        draft = self.directory / f".writing-{PREFIX}{step}"
         shutil.rmtree(draft, ignore_errors=True)
-        try:
+        with self.discarded_after_errors(step, draft):
             draft.mkdir(parents=True)
-            write(draft)
+            writing = write(draft) or Writing()
             (draft / STATE).write_text(json.dumps({"format": FORMAT, **state}, indent=1))
-            for folder in (*(path for path in draft.iterdir() if path.is_dir()), draft):
-                seal(folder)
-            draft.rename(final)
+        return Saving(self, step, draft, writing, best, after)
+
+    @contextmanager
+    def discarded_after_errors(self, step: int, draft: Path) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:  # an incomplete checkpoint only uses disk space
             shutil.rmtree(draft, ignore_errors=True)
             if isinstance(error, OSError):
-                message = f"{final} cannot be written: {error}; the checkpoints before it are complete"
+                message = f"{self.path(step)} cannot be written: {error}; the checkpoints before it are complete"
                 raise CheckpointError(message) from error
             raise
+
+    def publish(self, step: int, draft: Path, best: int | None) -> None:
+        """A draft in which everything is written becomes the newest checkpoint; older ones are pruned."""
+        with self.discarded_after_errors(step, draft):
+            for folder in (*(path for path in draft.iterdir() if path.is_dir()), draft):
+                seal(folder)
+            draft.rename(self.path(step))
         sync(self.directory)
         self.point_to_latest()
         self.prune(best)
-        return final
 
     def prune(self, best: int | None = None) -> None:
         steps = self.steps()
@@ -144,6 +186,82 @@ class Checkpoints:
         for pattern in (f".writing-{PREFIX}*", f"{DISCARDED}*", f"{PREFIX}*/{DISCARDED}*"):
             for path in self.directory.glob(pattern):
                 shutil.rmtree(path)
+
+
+class Saving:
+    """A checkpoint that is being written. A thread seals it once all of it is written."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        step: int,
+        draft: Path,
+        writing: Writing,
+        best: int | None,
+        after: Callable[[], None],
+    ) -> None:
+        self.checkpoints, self.step, self.draft, self.writing = checkpoints, step, draft, writing
+        self.best, self.after = best, after
+        self.failure: BaseException | None = None
+        self.given_up = threading.Event()
+        self.thread = threading.Thread(target=self.complete, name=f"saving step {step}", daemon=True)
+        self.thread.start()
+
+    def complete(self) -> None:
+        try:
+            for file in self.writing.files:
+                while not report_of(file).exists():
+                    if self.given_up.wait(POLL_S):
+                        return
+            self.checkpoints.publish(self.step, self.draft, self.best)
+            self.after()
+        except BaseException as error:
+            self.failure = error
+
+    @property
+    def is_over(self) -> bool:
+        return not self.thread.is_alive()
+
+    def check(self) -> None:
+        """Raise what stopped it so far."""
+        self.ask(wait=False)
+        if self.failure is not None:
+            raise self.failure
+
+    def finish(self) -> Path:
+        """Wait for it; raise what stopped it."""
+        self.ask(wait=True)
+        self.thread.join()
+        self.check()
+        return self.checkpoints.path(self.step)
+
+    def ask(self, *, wait: bool) -> None:
+        try:
+            self.writing.check(wait)
+        except CheckpointError:
+            self.give_up()
+            raise
+
+    def settle(self) -> None:
+        """After an error, when workers may not answer: wait as long as files grow. What is not complete then is
+        discarded."""
+        size = -1
+        while self.thread.is_alive() and (now := folder_bytes(self.draft)) != size:
+            size = now
+            self.thread.join(STALLED_S)
+        self.give_up()
+
+    def give_up(self) -> None:
+        self.given_up.set()
+        self.thread.join()
+        shutil.rmtree(self.draft, ignore_errors=True)
+
+
+def folder_bytes(folder: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    except OSError:  # it was renamed meanwhile
+        return 0
 
 
 def verify_checkpoint(checkpoint: Path) -> None:
@@ -200,11 +318,19 @@ def parse_json(file: Path) -> dict[str, Any]:
 
 
 def seal(folder: Path) -> None:
-    """Write the size and hash of every file to the seal, and sync all files to disk."""
+    """Write the size and hash of every file to the seal, and sync all files to disk.
+
+    A file with a report was hashed and synced by its writer, perhaps on another machine.
+    """
     entries = {}
     for file in sorted(files_of(folder)):
-        entries[str(file.relative_to(folder))] = {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
-        sync(file)
+        report = read_report(file)
+        if report is None:
+            report = {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+            sync(file)
+        else:
+            report_of(file).unlink()
+        entries[str(file.relative_to(folder))] = report
     (folder / SEAL).write_text(json.dumps(entries, indent=1))
     sync(folder / SEAL)
     for inner in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
@@ -252,14 +378,9 @@ def files_of(folder: Path) -> list[Path]:
     for path in folder.iterdir():
         if path.is_dir() and not (path / SEAL).exists():
             found += files_of(path)
-        elif path.is_file() and path.name != SEAL:
+        elif path.is_file() and path.name != SEAL and not path.name.endswith(WRITTEN):
             found.append(path)
     return found
-
-
-def file_sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def discard(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What every training engine owes the roles that use it. Another engine joins by one entry in ENGINES."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import ValueObjective
 from rloom.batch import TokenOutputs, TrainBatch
 from rloom.engines.base import AdamW, Engine, Placement
+from rloom.engines.storage import TensorFile
 from rloom.errors import CheckpointError, TrainingError
+from rloom.hashed_files import read_report
 from rloom.models.checkpoint_format import merge_adapter, save_pretrained
 from rloom.models.load import Lora
 from rloom.packing import MicroBatching
@@ -49,7 +52,7 @@ def taught(subject: Subject, *engines: Engine, objective: Any = OBJECTIVE) -> tu
     who = learner(*engines, objective=objective)
     shares = who.accumulate(train_batch())
     gradients = [subject.gradients(engine) for engine in engines]
-    return gradients, who.apply(0.0, shares).metrics
+    return gradients, who.apply(0.0, train_batch(), shares).metrics
 
 
 SPLITS = {
@@ -272,6 +275,26 @@ def test_a_loaded_engine_goes_on_bit_for_bit(
     for engine in (first, second):
         learn(learner(engine, objective=objective), train_batch(), step=2)
     assert_identical(subject.weights(second), subject.weights(first))
+
+
+def test_a_save_in_the_background_holds_the_step_at_which_it_began(
+    subject: Subject, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, moments and step counts are copied: the next update comes before anything is written here."""
+    engine, (waited, background) = subject.build(folder), (tmp_path / "waited", tmp_path / "background")
+    learn(learner(engine), train_batch(), step=1)
+    for place in (waited, background):
+        place.mkdir()
+    expected = engine.save(waited, EVERYTHING)
+    gate, write = threading.Event(), TensorFile.write
+    monkeypatch.setattr(TensorFile, "write", lambda file: (gate.wait(120), write(file))[1])
+    files = engine.save(background, EVERYTHING, True)
+    learn(learner(engine), train_batch(), step=2)
+    gate.set()
+    engine.check_save(True)
+    assert len(files) == len(expected) == 2
+    for file, same in zip(files, expected, strict=True):
+        assert file.read_bytes() == same.read_bytes() and read_report(file) == read_report(same) is not None
 
 
 def test_without_the_optimizer_only_the_weights_come_back(subject: Subject, folder: Path, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rloom.config.from_checkpoint import load_saved
-from rloom.engines.storage import INDEX, write_tensors
+from rloom.engines.storage import INDEX
 from rloom.errors import CheckpointError, ConfigError, ModelError, RloomError
 from rloom.launch.build import evaluate_checkpoint
 from rloom.launch.directory import open_checkpoint
@@ -65,7 +65,7 @@ def as_shards(folder: Path, kind: str) -> dict[str, Tensor]:
         pieces = [{"file": f"rank_{rank}.safetensors", "start": start, "stop": stop} for rank, start, stop in cuts]
         entries[name] = {"shape": list(tensor.shape), "dtype": "F32", "pieces": pieces}
     for rank, held in enumerate(files):
-        write_tensors(shards / f"rank_{rank}.safetensors", held)
+        save_file(held, shards / f"rank_{rank}.safetensors")
     (shards / INDEX).write_text(json.dumps({"version": 1, "tensors": entries}))
     (folder / f"{kind}.safetensors").unlink()
     return tensors
@@ -263,7 +263,7 @@ def spoil(file: Path, name: str, value: float) -> None:
     tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}  # not of the file that is replaced
     tensors[name].view(-1)[-1] = value
     file.unlink()
-    write_tensors(file, tensors)
+    save_file(tensors, file)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

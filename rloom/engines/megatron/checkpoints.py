@@ -3,20 +3,22 @@
 Any other engine, and any other split, reads them. The ranks of a stage take turns in writing its tensors.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rloom.engines.distributed import all_reduce_max
-from rloom.engines.megatron.flat import FlatParameters
+from rloom.engines.megatron.flat import FlatParameters, Gather
 from rloom.engines.megatron.layout import Parameter
 from rloom.engines.megatron.optimizer import MOMENTS, DistributedAdamW
 from rloom.engines.megatron.weights import ReadPart, StageWeights
 from rloom.engines.storage import (
     MODEL,
     OPTIMIZER,
+    TensorFile,
     cannot_write,
     check_shapes,
     find_saved,
@@ -24,60 +26,74 @@ from rloom.engines.storage import (
     no_moments,
     no_weights,
     read_part,
-    tensor_file,
-    write_own,
+    write_index,
 )
 
-Tensors = Iterable[tuple[str, Tensor]]
+Saved = tuple[TensorFile, list[Path]]  # this rank's file, and those of all ranks
 
 
-def write_model(folder: Path, weights: StageWeights, flats: list[FlatParameters]) -> None:
-    values: dict[str, Tensor] = {}
-    for flat in flats:
-        assert flat.master is not None
-        values |= flat.gather(flat.master.detach())
+def model_file(folder: Path, weights: StageWeights, flats: list[FlatParameters]) -> Saved:
+    def masters() -> dict[str, Gather]:
+        found: dict[str, Gather] = {}
+        for flat in flats:
+            assert flat.master is not None
+            found |= flat.gatherers(flat.master.detach())
+        return found
+
     names = weights.names(weights.stage)
-    write_tensors(folder, MODEL, weights, {name: weights.shapes[name] for name in names}, weights.whole(values))
+    shapes = {name: weights.shapes[name] for name in names}
+    return stage_file(folder, MODEL, weights, shapes, weights.whole(GatheredValues(masters())))
 
 
-def write_moments(folder: Path, weights: StageWeights, optimizer: DistributedAdamW) -> None:
+def moments_file(folder: Path, weights: StageWeights, optimizer: DistributedAdamW) -> Saved:
     steps = optimizer.steps
     names = weights.names(weights.stage) if steps is not None else []
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for key in MOMENTS if names else ():
-            for name, tensor in weights.whole(optimizer.moments(key)):
+            for name, tensor in weights.whole(GatheredValues(optimizer.moments(key))):
                 yield moment(name, key), tensor
         for name in names:
             assert steps is not None
             yield moment(name), steps
 
     shapes = {moment(name, key): weights.shapes[name] for key in MOMENTS for name in names}
-    write_tensors(folder, OPTIMIZER, weights, shapes | {moment(name): () for name in names}, tensors())
+    return stage_file(folder, OPTIMIZER, weights, shapes | {moment(name): () for name in names}, tensors())
 
 
-def write_tensors(
-    folder: Path, kind: str, weights: StageWeights, shapes: Mapping[str, tuple[int, ...]], tensors: Tensors
-) -> None:
-    """`tensors`: those of this rank's stage, in the order of `shapes`, float32; every rank of the stage has them."""
+def stage_file(
+    folder: Path,
+    kind: str,
+    weights: StageWeights,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterator[tuple[str, Tensor]],
+) -> Saved:
+    """`tensors`: those of this rank's stage, in the order of `shapes`; every rank of the stage makes them."""
     if all_reduce_max(int(not folder.is_dir())):
         raise cannot_write(folder, "not every rank sees that folder; checkpoints need a disk that all nodes share")
     ranks, rank = weights.groups.stage.size(), weights.groups.stage.rank()
     own = {name: shape for number, (name, shape) in enumerate(shapes.items()) if number % ranks == rank}
-
-    def write(file: Path) -> None:
-        opened, left = tensor_file(file, {name: (shape, torch.float32) for name, shape in own.items()}), iter(tensors)
-        try:
-            with opened as write_one:
-                for name, tensor in left:
-                    if name in own:
-                        write_one(tensor.float())
-        finally:
-            for _ in left:  # whatever failed here: gathering them is collective
-                pass
-
     rows = {name: (shape, torch.float32, (0, shape[0] if shape else 1)) for name, shape in own.items()}
-    write_own(folder, kind, rows, write)
+    files = write_index(folder, kind, rows)
+    header = {name: (shape, torch.float32) for name, shape in own.items()}
+    written = ((name, tensor.float()) for name, tensor in tensors if name in own)
+    return TensorFile(files[dist.get_rank()], header, written), files
+
+
+class GatheredValues(Mapping[str, Tensor]):
+    """Parameters, or moments of them, gathered from the ranks when one is read: they never exist all at once."""
+
+    def __init__(self, gatherers: Mapping[str, Gather]) -> None:
+        self.gatherers = gatherers
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.gatherers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.gatherers)
+
+    def __len__(self) -> int:
+        return len(self.gatherers)
 
 
 def read_checkpoint(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> ReadPart:

@@ -20,7 +20,7 @@ from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import AdamW, Placement, TensorSpec, Update, dtype_name
 from rloom.engines.distributed import all_reduce_max
 from rloom.engines.fingerprint import fingerprint, stacked
-from rloom.engines.megatron.checkpoints import read_checkpoint, read_moments, write_model, write_moments
+from rloom.engines.megatron.checkpoints import model_file, moments_file, read_checkpoint, read_moments
 from rloom.engines.megatron.flat import FlatParameters, place_parameters
 from rloom.engines.megatron.groups import MegatronGroups, make_groups
 from rloom.engines.megatron.layout import ParameterLayout
@@ -31,6 +31,7 @@ from rloom.engines.megatron.sizes import ModelParallel, shape_of
 from rloom.engines.megatron.weights import StageWeights
 from rloom.engines.micro_batches import Tally, dummy_pass, split_batch, zero_loss
 from rloom.engines.optim import read_update
+from rloom.engines.storage import CheckpointWriter
 from rloom.models.network import LossFn, Network, PolicyNetwork, Reference
 from rloom.models.source import ModelSource
 from rloom.models.weight_files import WeightFiles
@@ -58,6 +59,7 @@ class MegatronEngine:
     ) -> None:
         self.placement, self.device = placement, placement.device
         self.scoring, self.training = scoring, training
+        self.writer = CheckpointWriter(shared=True)
         self.groups: MegatronGroups = make_groups(sizes, placement.device)
         is_policy = isinstance(described, PolicyNetwork)
         config = described.decoder.base.config
@@ -270,11 +272,15 @@ class MegatronEngine:
         dtype = dtype_name(self.placement.dtype)
         return [TensorSpec(name, list(self.shapes[name]), dtype) for name in names]
 
-    def save(self, folder: Path, contents: frozenset[str]) -> None:
-        if "model" in contents:
-            write_model(folder, self.weights_of, self.flats)
+    def save(self, folder: Path, contents: frozenset[str], background: bool = False) -> list[Path]:
+        saved = [model_file(folder, self.weights_of, self.flats)] if "model" in contents else []
         if "optimizer" in contents and self.optimizer is not None:
-            write_moments(folder, self.weights_of, self.optimizer)
+            saved.append(moments_file(folder, self.weights_of, self.optimizer))
+        self.writer.write(folder, [own for own, _ in saved], background=background)
+        return [file for _, files in saved for file in files]
+
+    def check_save(self, wait: bool) -> None:
+        self.writer.check(wait=wait)
 
     def load(self, folder: Path, contents: frozenset[str]) -> None:
         with self.on_device():

@@ -5,7 +5,8 @@ chunk of them only (ZeRO-1; megatron-core's name for it is distributed optimizer
 the gradients, one step of AdamW on the chunk, and one all-gather of the parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 Named = Mapping[str, tuple[int, ...]]  # shapes by name
+Gather = Callable[[], Tensor]
 
 
 class FlatParameters:
@@ -102,13 +104,23 @@ class FlatParameters:
         if self.group.size() > 1:
             dist.all_gather_into_tensor(self.data, own.clone(), group=self.group)
 
-    def gather(self, chunk: Tensor) -> dict[str, Tensor]:
-        """Values of all parameters, such as masters, from the chunks of all ranks."""
+    def gatherers(self, chunk: Tensor) -> dict[str, Gather]:
+        """For each parameter a call that returns its values, such as its master, from the chunks of all ranks.
+
+        The ranks of `group` call the same one together.
+        """
+        return {name: partial(self.gather, chunk, name) for name in self.shapes}
+
+    def gather(self, chunk: Tensor, name: str) -> Tensor:
+        own = self.segment(chunk, name).to(self.device)
         if self.group.size() == 1:
-            return dict(self.views(chunk))
-        full = torch.empty(self.data.numel(), dtype=chunk.dtype, device=self.device)
-        dist.all_gather_into_tensor(full, chunk.to(self.device).contiguous(), group=self.group)
-        return dict(self.views(full))
+            return own.view(self.shapes[name])
+        # each number is on one rank: adding the bits as integers keeps them, which -0.0 + 0.0 would not
+        bits = torch.zeros(prod(self.shapes[name]), dtype=torch.int32, device=self.device)
+        skipped = max(self.start - self.first[name], 0)
+        bits[skipped : skipped + own.numel()] = own.view(torch.int32)
+        dist.all_reduce(bits, group=self.group)
+        return bits.view(torch.float32).view(self.shapes[name])
 
     def move(self, device: torch.device) -> None:
         """Parameters to the device or to the host. A float32 master is a part of them and moves along."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from rloom.engines.base import AdamW
-from rloom.engines.megatron.flat import FlatParameters
+from rloom.engines.megatron.flat import FlatParameters, Gather
 from rloom.engines.megatron.groups import MegatronGroups
 from rloom.engines.megatron.layout import Parameter
 from rloom.engines.optim import make_optimizer, move_moments, step_clipped
@@ -85,11 +85,11 @@ class DistributedAdamW:
     def move_moments(self, device: torch.device) -> None:
         move_moments(self.optimizer, device)
 
-    def moments(self, key: str) -> dict[str, Tensor]:
-        """A moment of every parameter of the stage, whole. Collective over the data-parallel ranks."""
-        found: dict[str, Tensor] = {}
+    def moments(self, key: str) -> dict[str, Gather]:
+        """Calls that gather a moment of every parameter of the stage."""
+        found: dict[str, Gather] = {}
         for flat in self.flats:
-            found |= flat.gather(self.optimizer.state[flat.master][key])  # type: ignore[index]
+            found |= flat.gatherers(self.optimizer.state[flat.master][key])  # type: ignore[index]
         return found
 
     @property

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory, Turn
 from rloom.runtime.group import LocalGroup
+from rloom.training.batch_store import BatchStore
 from rloom.training.loop import OldLogprobs, Training
 from rloom.training.roles import Scorer
 from rloom.types import Prompt, Score
@@ -66,7 +67,8 @@ def test_only_the_policy_gets_the_experts() -> None:
     loop: Any = SimpleNamespace(
         roles=roles, settings=SimpleNamespace(old_logprobs=OldLogprobs.TRAINER), stage=lambda name: nullcontext()
     )
-    Training.model_outputs(loop, Batch.pack([FIRST]))
+    batch = Batch.pack([FIRST])
+    Training.model_outputs(loop, batch, BatchStore(LocalGroup([models["policy"]]), batch.length_N, [[0]]))
     assert {name: model.experts for name, model in models.items()} == {
         "policy": [[3, 1, -1]],
         "reference": [None],

@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rloom.engines.storage import (
+    CheckpointWriter,
     SavedTensor,
     TensorRows,
     find_saved,
     read_tensors,
     saved_tensor,
-    write_tensors,
-    write_whole,
+    whole_file,
 )
 from rloom.errors import CheckpointError
 from tests.helpers import assert_identical
@@ -31,7 +31,7 @@ TENSORS: dict[str, Tensor] = {
 
 
 def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "a.safetensors", TENSORS)
+    whole_file(tmp_path, "a", TENSORS).write()
     assert_identical(load_file(tmp_path / "a.safetensors"), TENSORS)
     with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}  # transformers loads no file without it
@@ -46,12 +46,12 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
 
 
 def test_nothing_is_a_file_too(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "a.safetensors", {})
+    whole_file(tmp_path, "a", {}).write()
     assert load_file(tmp_path / "a.safetensors") == {}
 
 
 def test_what_is_written_is_read_into_other_precisions(tmp_path: Path) -> None:
-    write_whole(tmp_path, "model", TENSORS)
+    whole_file(tmp_path, "model", TENSORS).write()
     saved = find_saved(tmp_path, "model")
     assert saved is not None
     own = {name: torch.full_like(tensor, -1, dtype=torch.float32) for name, tensor in TENSORS.items()}
@@ -71,5 +71,6 @@ def test_an_entry_of_an_index_is_in_the_order_of_its_rows() -> None:
 
 
 def test_a_disk_that_is_full_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "nowhere"
     with pytest.raises(CheckpointError, match=r"nowhere cannot be written: .*is there room on the disk\?"):
-        write_whole(tmp_path / "nowhere", "model", TENSORS)
+        CheckpointWriter().write(folder, [whole_file(folder, "model", TENSORS)], background=False)

@@ -13,10 +13,13 @@ from rloom.engines.base import Engine, Placement
 from rloom.engines.fingerprint import fingerprint
 from rloom.engines.weight_sync import WeightSync
 from rloom.errors import ModelError
+from rloom.launch.early_checks import layout_of
+from rloom.launch.worker import WEIGHT_SYNC, Rendezvous, Worker
 from rloom.models.load import Lora
 from rloom.rollout.base import copy_weights
+from rloom.runtime.placement import ACTOR, ROLLOUT
 from tests.engine_subjects import sharded
-from tests.helpers import engine_of, policy
+from tests.helpers import configured, engine_of, policy
 from tests.ranks import RankProcesses
 
 
@@ -207,6 +210,57 @@ def test_an_adapter_that_does_not_arrive_is_found(model_folder: Callable[[str], 
     bare.fault = lambda sent: []
     with pytest.raises(ModelError, match="the engine has no such parameter"):
         WeightSync(engine, bare).sync(1)
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> tuple[Worker, Worker]:
+    """Those of a run with an adapter, as it builds them: one trains, one has the native engine on a copy. peft creates
+    adapters in float32, also those of a model in bfloat16."""
+    keys = ("trainer.n_gpus_per_node=2", "trainer.pools.rollout=1", "trainer.device=cpu", "data.max_prompt_length=64")
+    keys = (*keys, "data.max_response_length=64", "actor_rollout_ref.actor.fsdp_config.dtype=bfloat16")
+    config = configured(*keys, "actor_rollout_ref.model.lora_rank=4")
+    layout, queue = layout_of(config), deque[Tensor]()
+    monkeypatch.setattr(
+        "rloom.launch.worker.Broadcast", lambda member, members, **_: ServerApi(queue, sends=member == 0)
+    )
+    trains, generates = (Worker(config, layout, slot) for slot in layout.slots())
+    for worker in (trains, generates):
+        worker.build(Rendezvous({WEIGHT_SYNC: ""}))
+    return trains, generates
+
+
+ADAPTER_FAULTS: dict[str, tuple[Callable[[list[Named]], Iterable[Named]], str]] = {
+    "nothing arrives": (lambda sent: [], r"lora_A\.default\.weight \(as before this update\)"),
+    "lora_B does not arrive": (
+        lambda sent: [one for one in sent if "lora_A" in one[0]],
+        r"lora_B\.default\.weight \(as before this update\)",
+    ),
+    "it arrives twice as large": (
+        lambda sent: [(name, 2 * tensor) for name, tensor in sent],
+        r"lora_A\.default\.weight \(other values\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ADAPTER_FAULTS)
+def test_a_run_with_an_adapter_reports_that_its_generating_worker_does_not_have_it(
+    workers: tuple[Worker, Worker], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor, rollout = workers[0].roles[ACTOR], workers[1].roles[ROLLOUT]
+
+    def sync(version: int) -> None:
+        for worker in workers:
+            worker.roles[WEIGHT_SYNC].sync(version)
+
+    sync(0)
+    update(actor)
+    sync(1)
+    load, (change, text) = rollout.load_weights, ADAPTER_FAULTS[fault]
+    monkeypatch.setattr(rollout, "load_weights", lambda sent, version: load(iter(change(list(sent))), version))
+    update(actor)
+    with pytest.raises(ModelError, match=text) as found:
+        sync(2)
+    assert "rollout.name=native: after the weight sync of step 2 the rollout engine does not have" in str(found.value)
 
 
 def test_an_actor_without_trained_parameters_is_an_error(model_folder: Callable[[str], Path]) -> None:

@@ -1,0 +1,259 @@
+"""A checkpoint is written while the run goes on: it counts once it is sealed, and its errors are not lost."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rloom.config.load import load_config
+from rloom.engines.storage import CheckpointWriter, TensorFile, whole_file
+from rloom.errors import CheckpointError, WorkerError
+from rloom.hashed_files import hashed_file
+from rloom.launch.build import RunParts
+from rloom.runtime.group import LocalGroup
+from rloom.training import checkpoint
+from rloom.training.best import BestSettings
+from rloom.training.checkpoint import Checkpoints, Saving, Writing, verify_checkpoint
+from tests.unit.runs.test_best_checkpoint import Loop, best_of
+from tests.waiting import wait_until
+
+NUMBERS = b"numbers of one rank"
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path, keep={"actor": 1})
+
+
+class Workers:
+    """They write one file a step when they are told to, or fail."""
+
+    def __init__(self) -> None:
+        self.files: list[Path] = []
+        self.failure: Exception | None = None
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def write(self, draft: Path, background: bool = True) -> Writing:
+        (draft / "actor").mkdir()
+        self.files = [draft / "actor" / "model.safetensors"]
+        return Writing(list(self.files), self.check)
+
+    def check(self, wait: bool) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if wait:
+            self.on_wait()
+
+    def complete(self) -> None:
+        for file in self.files:
+            with hashed_file(file) as opened:
+                opened.write(NUMBERS)
+
+
+def begin(checkpoints: Checkpoints, workers: Workers, step: int) -> Saving:
+    return checkpoints.begin(step, workers.write, {"step": step, "stream": {}})
+
+
+def test_a_checkpoint_counts_when_all_is_written_and_older_ones_go_only_then(checkpoints: Checkpoints) -> None:
+    first = Workers()
+    first.on_wait = first.complete
+    begin(checkpoints, first, 1).finish()
+    workers = Workers()
+    saving = begin(checkpoints, workers, 2)
+    assert checkpoints.steps() == [1] and checkpoints.newest() == checkpoints.path(1)
+    workers.complete()
+    assert saving.finish() == checkpoints.path(2) and checkpoints.steps() == [2]
+    verify_checkpoint(checkpoints.path(2))
+
+
+def test_the_driver_does_not_read_what_workers_hashed(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    hash_file = checkpoint.file_sha256
+    monkeypatch.setattr(checkpoint, "file_sha256", lambda file: (read.append(file.name), hash_file(file))[1])
+    workers = Workers()
+    workers.on_wait = workers.complete
+    path = begin(checkpoints, workers, 1).finish()
+    assert read == ["trainer_state.json"]
+    assert json.loads((path / "actor" / "seal.json").read_text()) == {
+        "model.safetensors": {"bytes": len(NUMBERS), "sha256": hashlib.sha256(NUMBERS).hexdigest()}
+    }
+    assert not list(path.rglob("*.written*"))
+
+
+def test_an_error_of_a_writer_keeps_the_checkpoints_before_it(checkpoints: Checkpoints) -> None:
+    first, workers = Workers(), Workers()
+    first.on_wait = first.complete
+    begin(checkpoints, first, 1).finish()
+    saving = begin(checkpoints, workers, 2)
+    workers.failure = CheckpointError("no room")
+    with pytest.raises(CheckpointError, match="no room"):
+        saving.check()
+    assert sorted(path.name for path in checkpoints.directory.iterdir()) == [
+        "global_step_1", "latest_checkpointed_iteration.txt"
+    ]  # fmt: skip
+
+
+def test_after_a_lost_worker_the_others_complete_the_checkpoint_or_it_is_discarded(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "STALLED_S", 0.2)
+    for step, completes in ((1, True), (2, False)):
+        workers = Workers()
+        saving = begin(checkpoints, workers, step)
+        workers.failure = WorkerError("worker 1 died", lost=True)
+        with pytest.raises(WorkerError):
+            saving.check()
+        if completes:
+            workers.complete()
+        saving.settle()
+    assert checkpoints.steps() == [1] and not list(checkpoints.directory.glob(".writing-*"))
+
+
+# The loop.
+
+
+class SlowDisk(Loop):
+    """Workers complete a checkpoint when the test says so."""
+
+    def __init__(self, folder: Path, steps: int, **settings: Any) -> None:
+        super().__init__(folder, [0.1] * steps, settings.pop("best", BestSettings()), **settings)
+        self.workers = Workers()
+        self.write_checkpoint = self.workers.write
+        self.workers.on_wait = self.workers.complete  # whoever waits for the disk gets it
+        self.sealed_at: list[list[int]] = []  # at the end of each step
+
+    def train_step(self, step: int) -> Any:
+        self.sealed_at.append(self.checkpoints.steps())
+        return super().train_step(step)
+
+
+def test_the_next_step_runs_while_a_checkpoint_is_written_and_one_is_on_its_way_at_a_time(tmp_path: Path) -> None:
+    loop = SlowDisk(tmp_path, 4, save_every=1)
+    loop.run()
+    assert loop.sealed_at == [[], [], [1], [1, 2]]  # when step N runs, that of N - 1 is being written
+    assert loop.checkpoints.steps() == [1, 2, 3, 4]  # the last one is waited for
+
+
+def test_a_full_disk_ends_the_run_in_the_next_step_with_the_last_good_checkpoint(tmp_path: Path) -> None:
+    loop = SlowDisk(tmp_path, 4, save_every=1)
+    train_step = loop.train_step
+
+    def fill_the_disk(step: int) -> Any:
+        if step == 3:
+            loop.workers.failure = CheckpointError("cannot be written; is there room on the disk?")
+        return train_step(step)
+
+    loop.train_step = fill_the_disk  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match="is there room") as caught:
+        loop.run()
+    assert loop.state.step == 3 and caught.value.__notes__ == [
+        f"The last good checkpoint is {loop.checkpoints.path(1)}; the same command goes on from it."
+    ]
+    assert loop.checkpoints.steps() == [1]
+
+
+def test_the_best_checkpoint_is_pointed_to_when_it_is_complete(tmp_path: Path) -> None:
+    loop = SlowDisk(tmp_path, 3, best=BestSettings(keep=True))
+    loop.accuracies = [0.2, 0.5, 0.4]
+    pointed: list[str | None] = []
+    validate = loop.validate
+
+    def look(step: int) -> dict[str, float]:
+        pointed.append(best_of(tmp_path) if (tmp_path / checkpoint.BEST).exists() else None)
+        return validate(step)
+
+    loop.validate = look  # type: ignore[method-assign]
+    loop.run()
+    assert pointed == [None, None, "1"] and best_of(tmp_path) == "2"
+    assert loop.checkpoints.steps() == [2, 3]
+
+
+def test_the_folder_is_described_before_threads_write_into_it(tmp_path: Path) -> None:
+    """Describing it syncs all its files: those that are being written would hold up the step, and reports move."""
+
+    class Files:
+        def describe(self, folder: Path) -> None:
+            assert folder.is_dir() and not list(folder.iterdir())
+            (folder / "config.json").touch()
+
+    class Model:
+        name = "actor"
+
+        def save(self, folder: Path, contents: frozenset[str], background: bool) -> list[Path]:
+            assert background and (folder / "actor" / "config.json").exists()
+            return [folder / "actor" / "model.safetensors"]
+
+    config, model = load_config([]), cast(Any, Model())
+    checkpoint_keys = config.actor_rollout_ref.actor.checkpoint
+    parts = RunParts(config, checkpoint_keys, [model], LocalGroup([Files()]), {})
+    assert parts.write_checkpoint(tmp_path, True).files == [tmp_path / "actor" / "model.safetensors"]
+
+
+# The writer of an engine.
+
+
+def test_what_is_written_is_what_was_there_when_the_save_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, write = threading.Event(), TensorFile.write
+    monkeypatch.setattr(TensorFile, "write", lambda file: (gate.wait(60), write(file))[1])
+    weights, writer = {"w": torch.arange(4.0)}, CheckpointWriter()
+    writer.write(tmp_path, [whole_file(tmp_path, "model", weights)], background=True)
+    weights["w"].zero_()  # the next step
+    writer.check(wait=False)
+    gate.set()
+    writer.check(wait=True)
+    numbers = (tmp_path / "model.safetensors").read_bytes()[-16:]
+    assert numbers == torch.arange(4.0).numpy().tobytes()
+
+
+def test_a_thread_that_cannot_write_says_so_when_it_is_asked(tmp_path: Path) -> None:
+    writer, nowhere = CheckpointWriter(), tmp_path / "nowhere"
+    writer.write(nowhere, [whole_file(nowhere, "model", {"w": torch.zeros(1)})], background=True)
+    with pytest.raises(CheckpointError, match=r"nowhere cannot be written: .*is there room on the disk\?"):
+        writer.check(wait=True)
+    writer.check(wait=True)  # once
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+import torch
+from rloom.engines.storage import CheckpointWriter, TensorFile, whole_file
+from rloom.training.checkpoint import Checkpoints, Writing
+
+checkpoints, writer = Checkpoints(Path(sys.argv[1]), keep={"actor": 1}), CheckpointWriter()
+
+def write(draft):
+    (draft / "actor").mkdir()
+    file = whole_file(draft / "actor", "model", {"w": torch.ones(1000)})
+    writer.write(draft, [file], background=True)
+    return Writing([file.file], lambda wait: writer.check(wait=wait))
+
+checkpoints.save(1, write, {"step": 1, "stream": {}})
+whole = TensorFile.write
+TensorFile.write = lambda file: (whole(file), file.file.with_name("model.safetensors.written").unlink())
+checkpoints.begin(2, write, {"step": 2, "stream": {}})
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_before_the_seal_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)])
+    draft = tmp_path / ".writing-global_step_2" / "actor" / "model.safetensors"
+    wait_until(lambda: draft.exists() and draft.stat().st_size > 4000, 120)  # whole, but not reported
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    checkpoints = Checkpoints(tmp_path, keep={"actor": 1})
+    checkpoints.clean()
+    assert checkpoints.newest() == checkpoints.path(1) and not draft.exists()
