@@ -1,4 +1,4 @@
-"""Ctrl-C, and the SIGTERM of a scheduler, which Slurm sends to every process of a job: the step is finished first."""
+"""Ctrl-C, and the SIGTERM of a scheduler, which Slurm sends to every process of a job: the run is saved first."""
 
 import os
 import signal
@@ -10,9 +10,10 @@ from types import FrameType
 
 
 @contextmanager
-def deferred_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM calls `on_first`, the next one raises KeyboardInterrupt. Both within a second are
-    one: `rloom sweep` sends a SIGINT to its run where a scheduler sends a SIGTERM to both.
+def deferred_interrupt(on_first: Callable[[int], None]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM calls `on_first` with its number, the next one raises KeyboardInterrupt. All within a
+    second are one, except ctrl-C twice: a scheduler sends SIGTERM to every process, and so does torchrun to its ranks
+    and, as SIGINT, `rloom sweep` to its run.
 
     In a thread other than the main one it does nothing: Python delivers signals to the main thread only.
     """
@@ -25,8 +26,8 @@ def deferred_interrupt(on_first: Callable[[], None]) -> Iterator[None]:
         nonlocal first, begun
         if first == 0:
             first, begun = number, time.monotonic()
-            on_first()
-        elif number == first or time.monotonic() - begun > 1:
+            on_first(number)
+        elif number == first == signal.SIGINT or time.monotonic() - begun > 1:
             raise KeyboardInterrupt
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

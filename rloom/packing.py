@@ -1,7 +1,9 @@
 """Assignment of samples to micro-batches, by count or by tokens, and to workers."""
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import accumulate
 
 
@@ -35,21 +37,24 @@ def even_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Longest first, one bin after the other, each as full as the budget allows; a sample above it gets its own bin.
+    """Longest first, each into the fullest bin that has room for it (best-fit decreasing); a sample above the budget
+    gets its own bin. Never more bins than if only the last one were open.
 
     Attention may pad a bin to samples × longest, so that product is bounded too: one long sample among many short ones
     would otherwise cost far more than its tokens.
     """
     bins: list[list[int]] = []
-    tokens = longest = 0
+    room: list[tuple[int, int, int]] = []  # of each open bin, sorted: (tokens, number of the bin, samples)
     for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        fits = bins and tokens + lengths[row] <= budget and (len(bins[-1]) + 1) * longest <= 2 * budget
-        if fits:
-            bins[-1].append(row)
-            tokens += lengths[row]
+        fullest = bisect_left(room, (lengths[row],))
+        if fullest < len(room):
+            tokens, number, samples = room.pop(fullest)
+            bins[number].append(row)
         else:
+            tokens, number, samples = budget, len(bins), 2 * budget // max(lengths[row], 1)
             bins.append([row])
-            tokens = longest = lengths[row]
+        if tokens > lengths[row] and samples > 1:
+            insort(room, (tokens - lengths[row], number, samples - 1))
     return bins
 
 
@@ -59,16 +64,18 @@ def share_sizes(rows: int, workers: int) -> list[int]:
     return [fewest + (worker < over) for worker in range(workers)]
 
 
-def share_rows(lengths: Sequence[int], workers: int, *, balance: bool) -> list[list[int]]:
-    """Rows of each worker, by `share_sizes`: in order, or balanced by tokens."""
-    rows, sizes = list(range(len(lengths))), share_sizes(len(lengths), workers)
+def share_rows(loads: Sequence[float], workers: int, *, balance: bool, equal_rows: bool = True) -> list[list[int]]:
+    """Rows of each worker: in order, or balanced by the load of each row. `equal_rows`: as many as `share_sizes` says,
+    which rows in order always are."""
+    rows, sizes = list(range(len(loads))), share_sizes(len(loads), workers)
     if not balance or workers == 1:
         ends = list(accumulate(sizes))
         return [rows[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     shares: list[list[int]] = [[] for _ in range(workers)]
-    loads = [0] * workers
-    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
-        lightest = min((w for w in range(workers) if len(shares[w]) < sizes[w]), key=lambda w: (loads[w], w))
-        shares[lightest].append(row)
-        loads[lightest] += lengths[row]
+    lightest = [(0.0, worker) for worker in range(min(workers, len(rows)))]  # a heap
+    for row in sorted(rows, key=lambda row: (-loads[row], row)):
+        load, worker = heappop(lightest)
+        shares[worker].append(row)
+        if not equal_rows or len(shares[worker]) < sizes[worker]:
+            heappush(lightest, (load + loads[row], worker))
     return [sorted(share) for share in shares]

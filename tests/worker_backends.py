@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rloom.runtime import processes
-from rloom.runtime.nodes import free_port, head_node
+from rloom.runtime.nodes import head_node
 from rloom.runtime.remote import RemoteWorker
+from tests.ranks import free_port
 
 PROCESSES, RAY = "processes", "ray"
 Backend = Callable[..., Any]  # `started` of one backend

@@ -5,6 +5,7 @@ A batch is divided among the shares of a group. The workers of one share (ranks 
 the same arguments, and the result of the first of them counts.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -13,6 +14,24 @@ from typing import Any, Protocol
 Arguments = Sequence[tuple[Any, ...]]  # one tuple for each share
 NextItems = Callable[[int], Sequence[Any] | None]  # what to send to this share next; None: nothing more
 Stream = Generator[tuple[int, Any], None, None]
+
+
+class Stored(Protocol):
+    """A value that was put where all workers read it. It is there as long as this object exists on the driver."""
+
+    def get(self) -> Any:
+        """On the driver and on workers. Nothing may be written to arrays in it: several processes read one memory."""
+
+
+class LazyArgument(ABC):
+    """An argument of a call that the worker makes itself, of stored values."""
+
+    @abstractmethod
+    def make(self) -> Any: ...
+
+
+def made(arguments: Sequence[Any]) -> list[Any]:
+    return [one.make() if isinstance(one, LazyArgument) else one for one in arguments]
 
 
 class Pending(Protocol):
@@ -26,6 +45,9 @@ class Group(Protocol):
     @property
     def shares(self) -> int:
         """Parts into which a batch is divided."""
+
+    def put(self, value: Any) -> Stored:
+        """Copied once, however many workers read it, of this group or of another one of the run."""
 
     def start(self, method: str, arguments: Arguments) -> Pending:
         """Call the method on every worker with the arguments of its share."""
@@ -51,6 +73,16 @@ def for_workers(arguments: Arguments, workers_per_share: int) -> list[tuple[Any,
 
 
 @dataclass(frozen=True)
+class StoredHere:
+    """A value of this process, which is not copied."""
+
+    value: Any
+
+    def get(self) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True)
 class Deferred:
     """Calls in this process. They run in `wait`, since nothing runs beside the caller."""
 
@@ -72,9 +104,12 @@ class LocalGroup(Group):
     def start(self, method: str, arguments: Arguments) -> Pending:
         def run() -> list[Any]:
             each = zip(self.workers, for_workers(arguments, self.workers_per_share), strict=True)
-            return [getattr(worker, method)(*own) for worker, own in each][:: self.workers_per_share]
+            return [getattr(worker, method)(*made(own)) for worker, own in each][:: self.workers_per_share]
 
         return Deferred(run)
+
+    def put(self, value: Any) -> Stored:
+        return StoredHere(value)
 
     def stream(self, method: str, next_items: NextItems) -> Stream:
         """Nothing runs beside the caller: the shares take turns."""

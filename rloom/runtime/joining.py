@@ -36,7 +36,7 @@ def join_run(
     with (
         environment(ray_variables(check.file)),
         ray_process([f"--address={address}"], node, cpus, gpus) as process,
-        deferred_interrupt(lambda: report(stays)),
+        deferred_interrupt(lambda _: report(stays)),
     ):
         misses = 0
         while misses < MOST_MISSES:

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -28,12 +28,10 @@ END_WITH_PARENT = (
 )
 
 
-def free_port() -> int:
-    """A port on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def machine_marks(machines: Iterable[Mapping[str, float]]) -> list[str]:
+    """The resources that number the machines of a run, given the resources of each, in the order of the numbers."""
+    marks = {name for machine in machines for name in machine if name.startswith(NODE)}
+    return sorted(marks, key=lambda mark: int(mark.removeprefix(NODE)))
 
 
 def reachable(address: str, timeout_s: float = 2.0) -> bool:

@@ -22,6 +22,8 @@ import torch
 from rloom.errors import RloomError, WorkerError
 from rloom.runtime.failures import CallFailed, portable_errors
 from rloom.runtime.fork_server import EXIT_TIMEOUT_S, THREADS, fork_server
+from rloom.runtime.group import Stored
+from rloom.runtime.pickling import SharedMemory, TensorPickler
 from rloom.runtime.remote import Answer, WorkerHost, could_not_begin, died
 
 NODE = "127.0.0.1"  # the workers' process groups do not leave this machine
@@ -56,7 +58,7 @@ class ForkedWorker:
         self.begin_error: str | None = None
         self.pending: dict[int, Answer] = {}
         self.calls, self.lock, self.alive = 0, threading.Lock(), True
-        self.outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.outgoing: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
         self.connection = Connection(own.detach())
         self.server = fork_server()
         try:
@@ -84,6 +86,9 @@ class ForkedWorker:
             self.pending[self.calls] = answer
             self.outgoing.put(message)
         return answer
+
+    def put(self, value: Any) -> Stored:
+        return SharedMemory(value)
 
     def send(self) -> None:
         with suppress(OSError):  # it has died; `receive` learns so, too
@@ -217,8 +222,11 @@ def portable(error: RloomError | CallFailed) -> RloomError | CallFailed:
     return CallFailed(f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)), False)
 
 
-def numbered(number: int, content: Any) -> bytes:
-    return number.to_bytes(NUMBER_BYTES, "little") + pickle.dumps(content)
+def numbered(number: int, content: Any) -> memoryview:
+    message = io.BytesIO()
+    message.write(number.to_bytes(NUMBER_BYTES, "little"))
+    TensorPickler(message, pickle.HIGHEST_PROTOCOL).dump(content)
+    return message.getbuffer()
 
 
 def opened(message: bytes) -> tuple[int, Callable[[], Any]]:

@@ -16,11 +16,14 @@ from ray.exceptions import RayActorError, RayError, RayTaskError, Unserializable
 from ray.job_config import JobConfig
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from torch import Tensor
 
 from rloom.errors import ConfigError, WorkerError
 from rloom.import_path import OWN_FOLDER, DriverFolders
 from rloom.interrupts import sigterm_blocked
-from rloom.runtime.nodes import NODE
+from rloom.runtime.group import Stored
+from rloom.runtime.nodes import NODE, machine_marks
+from rloom.runtime.pickling import reduced, restored
 from rloom.runtime.remote import Answer, WorkerHost, could_not_begin, died
 
 SCORED_AT_ONCE = 1000  # groups of samples sent to one machine; its pool limits how many are scored at a time
@@ -32,10 +35,26 @@ class WorkerActor(WorkerHost):
     """A worker as an actor. Its output goes to a file and, through Ray, to the console."""
 
     def __init__(self, name: str, log_file: Path | None, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        send_tensors_as_arrays()
         super().__init__(name, log_file, ray.util.get_node_ip_address(), make, arguments)
 
     def __repr__(self) -> str:  # Ray's prefix of each line of output
         return self.name
+
+
+@dataclass(frozen=True)
+class StoredInRay:
+    """In Ray's memory of the driver's machine; a machine whose workers read it gets one copy."""
+
+    reference: Any
+
+    def get(self) -> Any:
+        return ray.get(self.reference)
+
+
+def send_tensors_as_arrays() -> None:
+    """Ray copies a tensor's bytes several times, and an array's once."""
+    ray.util.register_serializer(Tensor, serializer=reduced, deserializer=restored)
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,9 @@ class RayWorker:
         answer: Answer = Future()
         getattr(self.actor, method).remote(*arguments).future().add_done_callback(partial(pass_on, answer))
         return answer
+
+    def put(self, value: Any) -> Stored:
+        return StoredInRay(ray.put(value))
 
     def death(self, error: BaseException) -> WorkerError | None:
         if isinstance(error, RayActorError):
@@ -134,6 +156,7 @@ def connect(arguments: Mapping[str, Any], *, cpus: int, connect_timeout_s: float
             f"ray_kwargs.ray_init={dict(arguments)}, RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}: "
             f"Ray cannot be reached: {str(error).strip().splitlines()[0]}"
         ) from error
+    send_tensors_as_arrays()
     try:
         yield
     finally:
@@ -196,7 +219,7 @@ def reserve(nodes: int, per_node: Mapping[str, float], timeout_s: float) -> Iter
     """Resources on each of so many machines, all at once or not at all."""
     strategy = "STRICT_SPREAD" if nodes > 1 else "PACK"
     # numbered machines are used in order: number 0 runs the loop
-    numbered = sorted({name for machine in machines() for name in machine if name.startswith(NODE)})
+    numbered = machine_marks(machines())
     marks = [{mark: MARK} for mark in numbered[:nodes]] if len(numbered) >= nodes else [{}] * nodes
     share = placement_group([{**per_node, **mark} for mark in marks], strategy=strategy)
     try:

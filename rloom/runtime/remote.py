@@ -4,6 +4,7 @@ How a worker is started and reached is that of its backend: `processes.py` on on
 """
 
 import logging
+import math
 import os
 import subprocess
 import time
@@ -16,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch._C._distributed_c10d import TCPStore
+
 from rloom.errors import RloomError, WorkerError
 from rloom.interrupts import outlive_sigterm, sigterm_blocked
 from rloom.runtime.failures import CallFailed, Failure, Kind, cause_first, kind_of, portable_errors, wait_for_others_s
-from rloom.runtime.group import Arguments, Group, NextItems, Stream, for_workers
-from rloom.runtime.nodes import free_port, interface_of
+from rloom.runtime.group import Arguments, Group, NextItems, Stored, Stream, for_workers, made
+from rloom.runtime.nodes import interface_of
 from rloom.runtime.process_stats import Machine, ProcessStats
 
 log, calls = logging.getLogger(__name__), logging.getLogger("rloom.calls")
@@ -45,13 +48,18 @@ class WorkerHost:
             note_calls_in(log_file)
         self.process_stats = ProcessStats(name)
         self.stream: Generator[Any, Any, None] | None = None
+        self.stores: list[TCPStore] = []
         # gloo uses the address of the machine's name, which is 127.0.0.1 on many machines
         if "GLOO_SOCKET_IFNAME" not in os.environ and (found := interface_of(node)):
             os.environ["GLOO_SOCKET_IFNAME"] = found
         self.object = make(*arguments)
 
     def address(self) -> str:
-        return f"{self.node}:{free_port()}"
+        """host:port of a store that listens, for a process group in which this worker is rank 0."""
+        # torch takes a store of this process that listens on the port, instead of one of its own
+        store = TCPStore(self.node, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        self.stores.append(store)
+        return f"{self.node}:{store.port}"
 
     def machine(self) -> Machine:
         return Machine.of_this_process(self.node)
@@ -64,10 +72,12 @@ class WorkerHost:
         with portable_errors():
             return self.object.build(*arguments)
 
-    def call(self, role: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    def call(self, role: str, method: str, arguments: tuple[Any, ...], first: bool = True) -> Any:
+        """`first`: of its share, whose result counts; the others send none."""
         calls.info(f"{role}.{method}")
         with portable_errors():
-            return getattr(self.object.roles[role], method)(*arguments)
+            result = getattr(self.object.roles[role], method)(*made(arguments))
+            return result if first else None
 
     def open_stream(self, role: str, method: str) -> None:
         calls.info(f"{role}.{method}")
@@ -117,6 +127,9 @@ class RemoteWorker(Protocol):
     def submit(self, method: str, *arguments: Any) -> Answer:
         """Call a method of the worker's host. Calls run one after the other, in the order in which they were sent."""
 
+    def put(self, value: Any) -> Stored:
+        """As a group's: every worker of its kind reads it."""
+
     def death(self, error: BaseException) -> WorkerError | None:
         """For the user, if the error of a call means that the worker is gone. None: the call raised it."""
 
@@ -124,22 +137,31 @@ class RemoteWorker(Protocol):
 class Waiting:
     """Logs the workers that have not answered for FIRST_NOTICE_S, and again each time that time has doubled."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s  # after which a worker that has not answered counts as dead
         self.since: dict[str, tuple[float, float]] = {}  # by worker: when it was called, seconds until its next notice
 
-    def first_ready(self, worker_of: Mapping[Answer, RemoteWorker]) -> Answer:
-        """The first of the pending answers to arrive. It is no longer waited for."""
+    def ready(self, worker_of: Mapping[Answer, RemoteWorker]) -> list[Answer]:
+        """The pending answers that have arrived, after waiting for the first. They are no longer waited for."""
         began = time.monotonic()
         for worker in worker_of.values():
             self.since.setdefault(worker.name, (began, FIRST_NOTICE_S))
         while True:
-            due = min(since + notice_s for since, notice_s in self.since.values())
+            due = min(since + min(notice_s, self.limit_s) for since, notice_s in self.since.values())
             ready = arrived(worker_of, due - time.monotonic())
-            if ready:
-                del self.since[worker_of[ready[0]].name]
+            for answer in ready:
+                del self.since[worker_of[answer].name]
             self.log_late()
+            self.check_limit(worker_of)
             if ready:
-                return ready[0]
+                return ready
+
+    def check_limit(self, worker_of: Mapping[Answer, RemoteWorker]) -> None:
+        """WorkerError: one has not answered for `limit_s`. The caller may have taken that long to ask for answers."""
+        until = time.monotonic() - self.limit_s
+        for answer, worker in worker_of.items():
+            if not answer.done() and self.since[worker.name][0] <= until:
+                raise hung(worker.name, self.limit_s, worker.log_file)
 
     def log_late(self) -> None:
         now = time.monotonic()
@@ -159,36 +181,50 @@ class RemoteCalls:
 
     def wait(self) -> list[Any]:
         worker_of = dict(zip(self.answers, self.group.workers, strict=True))
-        waiting = Waiting()
+        waiting = Waiting(self.group.limit_s)
         while worker_of:
-            answer = waiting.first_ready(worker_of)
-            worker = worker_of.pop(answer)
-            if (error := answer.exception()) is not None:
-                raise self.group.cause(worker, error, worker_of) from error
+            for answer in waiting.ready(worker_of):
+                worker = worker_of.pop(answer)
+                if (error := answer.exception()) is not None:
+                    raise self.group.cause(worker, error, worker_of) from error
         return [answer.result() for answer in self.answers[:: self.group.workers_per_share]]
 
 
 class RemoteGroup(Group):
     """Workers that are called together. When one fails, the call raises the cause and does not wait for the others."""
 
-    def __init__(self, workers: Sequence[RemoteWorker], role: str | None, *, workers_per_share: int = 1) -> None:
+    def __init__(
+        self,
+        workers: Sequence[RemoteWorker],
+        role: str | None,
+        *,
+        workers_per_share: int = 1,
+        limit_s: float = math.inf,  # of each call
+    ) -> None:
         assert len(workers) % workers_per_share == 0
-        self.workers, self.role, self.workers_per_share = workers, role, workers_per_share
+        self.workers, self.role, self.workers_per_share, self.limit_s = workers, role, workers_per_share, limit_s
 
     @property
     def shares(self) -> int:
         return len(self.workers) // self.workers_per_share
 
+    def put(self, value: Any) -> Stored:
+        return self.workers[0].put(value)
+
     def start(self, method: str, arguments: Arguments) -> RemoteCalls:
         each = zip(self.workers, for_workers(arguments, self.workers_per_share), strict=True)
         if self.role is None:  # methods of the host itself
             return RemoteCalls(self, [worker.submit(method, *own) for worker, own in each])
-        return RemoteCalls(self, [worker.submit("call", self.role, method, own) for worker, own in each])
+        answers = [
+            worker.submit("call", self.role, method, own, number % self.workers_per_share == 0)
+            for number, (worker, own) in enumerate(each)
+        ]
+        return RemoteCalls(self, answers)
 
     def stream(self, method: str, next_items: NextItems) -> Stream:
         """Calls of the workers in turn: a worker runs one call at a time, in the order in which they were sent."""
         pending: list[deque[Answer]] = [deque() for _ in self.workers]  # answers of each worker, the oldest first
-        waiting = Waiting()
+        waiting = Waiting(self.limit_s)
 
         def send(share: int) -> None:
             items, first = next_items(share), share * self.workers_per_share
@@ -221,7 +257,7 @@ class RemoteGroup(Group):
     def first_answer(self, pending: Sequence[deque[Answer]], waiting: Waiting) -> tuple[int, Any]:
         """Waits; (number of the worker, its answer), which is no longer pending."""
         number_of = {answers[0]: number for number, answers in enumerate(pending) if answers}
-        ready = waiting.first_ready({answer: self.workers[number] for answer, number in number_of.items()})
+        ready = waiting.ready({answer: self.workers[number] for answer, number in number_of.items()})[0]
         number = number_of[ready]
         pending[number].popleft()
         if (error := ready.exception()) is not None:
@@ -272,6 +308,16 @@ def failure_of(worker: RemoteWorker, error: BaseException) -> Failure:
 
 def died(name: str, reason: str, log_file: Path | None = None) -> WorkerError:
     return WorkerError(f"{name} died. {reason}{last_log_lines(log_file)}", lost=True)
+
+
+def hung(name: str, limit_s: float, log_file: Path | None) -> WorkerError:
+    error = WorkerError(
+        f"{name} counts as dead: it has not reported for actor_rollout_ref.rollout.progress_timeout_s={limit_s:g} s. "
+        f"Raise the key if its engine needs longer{last_log_lines(log_file)}",
+        lost=True,
+    )
+    error.worker = name
+    return error
 
 
 def could_not_begin(name: str, reason: str, log_file: Path | None = None) -> WorkerError:

@@ -12,7 +12,18 @@ import torch
 import torch.distributed as dist
 
 from rloom.errors import RloomError, WorkerError
-from rloom.runtime.group import Arguments, Deferred, Group, NextItems, Pending, Stream, for_workers
+from rloom.runtime.group import (
+    Arguments,
+    Deferred,
+    Group,
+    NextItems,
+    Pending,
+    Stored,
+    StoredHere,
+    Stream,
+    for_workers,
+    made,
+)
 
 NEXT_CALL = timedelta(days=7)  # a rank may wait for its next call as long as this
 
@@ -69,7 +80,7 @@ class TorchrunRanks:
 
     def run(self, call: tuple[str, str, tuple[Any, ...]]) -> Any:
         role, method, arguments = call
-        return getattr(self.worker.roles[role], method)(*arguments)
+        return getattr(self.worker.roles[role], method)(*made(arguments))
 
 
 class RankGroup(Group):
@@ -79,6 +90,10 @@ class RankGroup(Group):
     @property
     def shares(self) -> int:
         return dist.get_world_size() // self.workers_per_share
+
+    def put(self, value: Any) -> Stored:
+        """It goes with each call that reads it: ranks may be on several machines, and SFT has one call a step."""
+        return StoredHere(value)
 
     def start(self, method: str, arguments: Arguments) -> Pending:
         calls = [(self.role, method, own) for own in for_workers(arguments, self.workers_per_share)]

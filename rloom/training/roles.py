@@ -4,7 +4,7 @@ A batch is divided among the shares of a group here, and the results are merged 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts, episode_tokens
 from rloom.algos.objectives import FIRST_UPDATE_METRICS, Metrics, Objective
-from rloom.batch import Batch, TokenOutputs, TokenRecord, TrainBatch, token_indices
+from rloom.batch import Batch, TokenRecord, TrainBatch, joined, place, token_ends
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
 from rloom.packing import share_rows
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.group import Group, Pending
+from rloom.training.batch_store import BatchStore, Rows
 from rloom.training.learning_rate import LearningRateSchedule
 
 Progress = Callable[[int, int], None]  # (done, total)
@@ -33,15 +34,15 @@ def no_progress(done: int, total: int) -> None:
 class PendingOutputs:
     """The outputs of a scoring pass that may still be running."""
 
-    batch: Batch
-    rows: Sequence[Sequence[int]]  # of each share
+    store: BatchStore  # the workers read it
+    rows: Rows
     pending: Pending
 
     def wait(self) -> Tensor:
         """output_T of the whole batch."""
-        merged_T = torch.zeros(len(self.batch.tokens_T))
+        merged_T = torch.zeros(self.store.ends[-1])
         for rows, output_T in zip(self.rows, self.pending.wait(), strict=True):
-            merged_T[token_indices(self.batch.length_N, torch.tensor(rows, dtype=torch.long))] = output_T
+            place(merged_T, self.store.ends, rows, output_T)
         return merged_T
 
 
@@ -52,32 +53,24 @@ class Scorer:
     group: Group
     balance: bool = True
     reference: bool = False  # the policy's own workers, with their adapter switched off
+    work: ModelWork | None = None  # of the model, which shares are balanced by; None: by tokens
+    equal_rows: bool = False  # micro-batches are a number of rows: with more rows, a share needs more passes
 
-    def start(self, batch: Batch) -> PendingOutputs:
-        rows = share_rows(batch.length_N.tolist(), self.group.shares, balance=self.balance)
+    def divided(self, length_N: Tensor) -> list[list[int]]:
+        """Rows of each share, given the length of each row."""
+        loads: Tensor = length_N if self.work is None else self.work.update_flops(length_N)
+        return share_rows(loads.tolist(), self.group.shares, balance=self.balance, equal_rows=self.equal_rows)
+
+    def start(self, batch: Batch, store: BatchStore | None = None) -> PendingOutputs:
+        """`store`: of the step, which other passes use as well. Its pieces are the shares, if there are as many."""
+        usable = store is not None and len(store.pieces) == self.group.shares
+        rows = store.pieces if store is not None and usable else self.divided(batch.length_N)
+        store = store or BatchStore(self.group, batch.length_N, rows)
         method = "score_reference" if self.reference else "score"
-        return PendingOutputs(batch, rows, self.group.start(method, [(batch.select(share),) for share in rows]))
+        return PendingOutputs(store, rows, self.group.start(method, [(one,) for one in store.rows(batch, rows)]))
 
     def score(self, batch: Batch) -> Tensor:
         return self.start(batch).wait()
-
-
-@dataclass(frozen=True)
-class RowShares:
-    """The rows of a mini-batch that each share of a group has."""
-
-    length_N: Tensor  # of the mini-batch
-    rows: Sequence[Sequence[int]]
-
-    def merged(self, outputs: Sequence[TokenOutputs | None]) -> TokenOutputs | None:
-        """Outputs of the whole mini-batch, given those of each share. None: they were not recorded."""
-        merged_2T = torch.zeros(2, int(self.length_N.sum()))
-        for rows, found in zip(self.rows, outputs, strict=True):
-            if found is None or found.entropy_T is None:
-                return None
-            index_T = token_indices(self.length_N, torch.tensor(rows, dtype=torch.long))
-            merged_2T[:, index_T] = torch.stack([found.output_T, found.entropy_T])
-        return TokenOutputs(*merged_2T)
 
 
 @dataclass(frozen=True)
@@ -121,11 +114,12 @@ class Learner:
         prefix: str | None = None,  # of its metrics; None: its name
         remedy: str | None = None,  # of gradients that are not finite
         work: ModelWork | None = None,  # of its model, where it is known
+        equal_rows: bool = False,
     ) -> None:
         self.name = name
         self.group = group
+        self.scorer = Scorer(group, balance, work=work, equal_rows=equal_rows)
         self.objective, self.mini_batching, self.schedule = objective, mini_batching, schedule
-        self.balance = balance
         self.max_nonfinite = max_nonfinite
         self.work = work
         self.prefix = name if prefix is None else prefix
@@ -133,9 +127,15 @@ class Learner:
         self.nonfinite_in_a_row = 0
         self.updates = 0  # optimizer steps begun
 
-    @property
-    def scorer(self) -> Scorer:
-        return Scorer(self.group, self.balance)
+    def store(self, batch: Batch, step: int) -> BatchStore:
+        """For all passes of a step over the batch. A piece has what its share gets in the updates of the first epoch:
+        a worker reads one piece, unless later epochs shuffle."""
+        pieces: list[list[int]] = [[] for _ in range(self.group.shares)]
+        one_epoch = replace(self.mini_batching, epochs=1)
+        for rows in one_epoch.mini_batches(batch, step) if len(pieces) > 1 else [torch.arange(len(batch))]:
+            for piece, share in zip(pieces, self.scorer.divided(batch.length_N[rows]), strict=True):
+                piece += rows[share].tolist()
+        return BatchStore(self.group, batch.length_N, [sorted(piece) for piece in pieces])
 
     def learn(
         self,
@@ -143,18 +143,19 @@ class Learner:
         step: int,
         progress: Progress = no_progress,
         record: TokenRecord | None = None,  # gets the outputs of each token, if the objective records them
+        store: BatchStore | None = None,  # of the step, if other passes use it as well
     ) -> Metrics:
         """All optimizer steps of one batch; metrics are averaged over them, except those of the first step only."""
+        batch = replace(batch, episode_tokens_N=episode_tokens(batch))
+        store = store or self.store(batch, step)
         learning_rate, total = self.schedule.at(step), self.mini_batching.updates(batch)
         gathered: dict[str, list[float]] = defaultdict(list)
         skipped = 0
         progress(0, total)
         for done, rows in enumerate(self.mini_batching.mini_batches(batch, step), start=1):
-            shares = self.accumulate(batch.select(rows))
-            update = self.apply(learning_rate, shares)
+            shares = self.accumulate(batch, rows, store)
+            update = self.apply(learning_rate, batch, shares, record)
             self.watch(update)
-            if record is not None and update.outputs is not None:
-                record.put(token_indices(batch.length_N, rows), update.outputs, batch.old_logprobs_T)
             skipped += not update.applied
             if update.applied:
                 for key, value in {**update.metrics, f"{self.prefix}/grad_norm": update.grad_norm}.items():
@@ -164,26 +165,36 @@ class Learner:
         means = {key: sum(values) / len(values) for key, values in gathered.items()}
         return {**means, f"{self.prefix}/lr": learning_rate, f"{self.prefix}/nonfinite_updates": float(skipped)}
 
-    def accumulate(self, mini: TrainBatch) -> "RowShares":
-        """The gradient of one mini-batch, of which each worker computes a share."""
-        mini = self.objective.prepare(mini)
-        mini = replace(mini, episode_tokens_N=episode_tokens(mini))
-        counts = Counts.of(mini, self.mini_batching.horizon)
-        rows = share_rows(mini.length_N.tolist(), self.group.shares, balance=self.balance)
-        self.group.each("forward_backward", [(mini.select(share), self.objective, counts) for share in rows])
-        return RowShares(mini.length_N, rows)
+    def accumulate(self, batch: TrainBatch, rows: Tensor | None = None, store: BatchStore | None = None) -> Rows:
+        """The gradient of the mini-batch `rows`; None: of the whole batch. Returns the rows of each share."""
+        rows = torch.arange(len(batch)) if rows is None else rows
+        counts = Counts.of(batch, self.mini_batching.horizon, rows)
+        divided = self.scorer.divided(batch.length_N[rows])
+        shares = [rows[share].tolist() for share in divided]
+        store = store or BatchStore(self.group, batch.length_N, shares)
+        named = store.rows(batch, shares, self.chosen(batch, rows, divided))
+        self.group.each("forward_backward", [(one, self.objective, counts) for one in named])
+        return shares
 
-    def apply(self, learning_rate: float, shares: "RowShares") -> Update:
+    def chosen(self, batch: TrainBatch, rows: Tensor, divided: Rows) -> list[dict[str, Tensor]] | None:
+        """chosen_T of each share, if the loss chooses tokens over the whole mini-batch."""
+        if self.objective.choose is None:
+            return None
+        chosen_T, ends = self.objective.choose(batch.select(rows)), token_ends(batch.length_N[rows])
+        return [{"chosen_T": joined(chosen_T, ends, share)} for share in divided]
+
+    def apply(self, learning_rate: float, batch: TrainBatch, shares: Rows, record: TokenRecord | None = None) -> Update:
         """An optimizer step on every worker. Their metrics are summands of the mini-batch's."""
         self.updates += 1
         updates: list[Update] = self.group.call("optim_step", learning_rate)
         parts = [update.metrics for update in updates]
         names = dict.fromkeys(name for part in parts for name in part)  # a worker without a share has none
-        return replace(
-            updates[0],
-            metrics={name: sum(part.get(name, 0.0) for part in parts) for name in names},
-            outputs=shares.merged([update.outputs for update in updates]),
-        )
+        ends = token_ends(batch.length_N)
+        for rows, update in zip(shares, updates, strict=True):
+            if record is not None and update.outputs is not None:
+                record.put(ends, rows, update.outputs, batch.old_logprobs_T)
+        metrics = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
+        return replace(updates[0], metrics=metrics, outputs=None)
 
     def watch(self, update: Update) -> None:
         self.nonfinite_in_a_row = 0 if update.applied else self.nonfinite_in_a_row + 1
@@ -194,9 +205,14 @@ class Learner:
                 f"{self.remedy}"
             )
 
-    def save(self, folder: Path, contents: frozenset[str]) -> None:
-        (folder / self.name).mkdir(parents=True)
-        self.group.call("save", folder / self.name, contents)
+    def save(self, folder: Path, contents: frozenset[str], background: bool = False) -> list[Path]:
+        """The files that the workers write; see Engine.save."""
+        (folder / self.name).mkdir(parents=True, exist_ok=True)
+        of_shares: list[list[Path]] = self.group.call("save", folder / self.name, contents, background)
+        return sorted({file for files in of_shares for file in files})
+
+    def check_save(self, wait: bool) -> None:
+        self.group.call("check_save", wait)
 
     def load(self, folder: Path, contents: frozenset[str]) -> None:
         self.group.call("load", folder / self.name, contents)

@@ -132,9 +132,9 @@ class PartScoring:
         for answer in arrived:
             self.incomplete[answer.group].append(answer)
         if unit is ScoringUnit.PROMPT:
-            complete = [group for group, members in self.incomplete.items() if len(members) == self.answers_per_prompt]
-            for group in complete:
-                self.submit([self.incomplete.pop(group)])
+            groups = [*self.incomplete.items()]  # `forget` removes some, on another thread
+            for group in [group for group, members in groups if len(members) == self.answers_per_prompt]:
+                self.submit_batch([group])
 
     def is_scored(self, row: int, group: int) -> bool:
         """Whether the answer waits for nothing: a batch is scored when it is taken."""
@@ -145,7 +145,8 @@ class PartScoring:
 
     def submit_batch(self, groups: Sequence[int]) -> None:
         """All answers of these groups have arrived. Those that are scored together are submitted now."""
-        self.submit([self.incomplete.pop(group) for group in groups if group in self.incomplete])
+        found = [self.incomplete.pop(group, None) for group in groups]
+        self.submit([members for members in found if members is not None])
 
     def submit(self, groups: Sequence[list[Decoded]]) -> None:
         if not groups:
@@ -212,24 +213,32 @@ class Scoring:
         return row in self.texts and all(part.is_scored(row, self.generated[row].group) for part in self.parts)
 
     def take(self, rows: Sequence[int]) -> PendingTrajectories:
-        """These answers, which were decoded, in the order of their rows. They are not kept any longer."""
+        """As `find`. They are not kept any longer."""
         groups = sorted({self.generated[row].group for row in rows})
         for part in self.parts:
             part.submit_batch(groups)
-        found = [(self.generated.pop(row), self.texts.pop(row), row) for row in sorted(rows)]
+        found = self.find(rows)
+        self.forget(rows)
+        return found
+
+    def find(self, rows: Sequence[int]) -> PendingTrajectories:
+        """These answers, which were decoded and submitted, in the order of their rows."""
+        found = [(self.generated[row], self.texts[row], row) for row in sorted(rows)]
         answers = [
-            PendingAnswer(one.prompt, one.group, one.answer, text, [part.places.pop(row) for part in self.parts])
+            PendingAnswer(one.prompt, one.group, one.answer, text, [part.places[row] for part in self.parts])
             for one, text, row in found
         ]
         return PendingTrajectories(answers, self.reward)
 
     def forget(self, rows: Iterable[int]) -> None:
-        """Answers that will not be trained."""
+        """Answers that will not be trained, of whole groups."""
         for row in rows:
-            self.generated.pop(row, None)
+            found = self.generated.pop(row, None)
             self.texts.pop(row, None)
             for part in self.parts:
                 part.places.pop(row, None)
+                if found is not None:
+                    part.incomplete.pop(found.group, None)
 
     def pending(self) -> PendingTrajectories:
         """After the context is closed: all answers."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from rloom.errors import WorkerError
 from rloom.runtime import failures, remote
-from tests.e2e.peers import KILLED, Peer
+from tests.e2e.peers import HANGS, KILLED, Peer
 from tests.e2e.runs import terminate_all
 from tests.worker_backends import Backend, ray_address, started  # noqa: F401
 
@@ -27,6 +28,17 @@ def test_a_worker_that_cannot_begin_is_an_error_and_no_loss(started: Backend) ->
         remote.RemoteGroup(workers, None).each("stats", [()])
     assert str(caught.value).startswith("worker 0 could not begin: ValueError: ")
     assert not caught.value.lost
+
+
+def test_a_port_listens_before_it_is_published_so_that_no_other_process_takes_it(started: Backend) -> None:  # noqa: F811
+    with started(Peer, [()] * 2) as workers:
+        addresses = [remote.RemoteGroup(workers[:1], None).call("address")[0] for _ in range(2)]
+        for address in addresses:
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("", int(address.rsplit(":")[-1])))
+        group = remote.RemoteGroup(workers, "actor")
+        # 0 + 1 and 1 + 1; the 5 of rank 0
+        assert group.each("meet", [(rank, *addresses) for rank in range(2)]) == [([1.0, 2.0], [5.0])] * 2
 
 
 def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
@@ -61,6 +73,19 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
         assert [items for share, items in found if share == 1] == [[], ["done"]]
         with pytest.raises(WorkerError, match="worker 0 failed: Strange: no such token"):
             list(pair.stream("act_stream", lambda share: [None, "no such token"] if share == 0 else None))
+
+
+def test_a_worker_that_hangs_in_a_stream_counts_as_dead_after_the_limit(
+    started: Backend,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    with started(Peer, [()], tmp_path) as workers:
+        assert remote.RemoteGroup(workers, "actor").each("act", [(0, None)]) == ["done"]
+        group = remote.RemoteGroup(workers, "actor", limit_s=5.0)
+        with pytest.raises(WorkerError, match=r"^worker 0 counts as dead: .*progress_timeout_s=5 s") as caught:
+            list(group.stream("act_stream", lambda share: [HANGS]))
+    error = caught.value
+    assert (error.worker, error.lost) == ("worker 0", True) and "actor.act_stream" in str(error)
 
 
 def children() -> list[int]:
@@ -146,3 +171,20 @@ def test_a_worker_of_a_stream_that_does_not_answer_is_named_although_others_do(
     assert [record.message for record in caplog.records] == [
         f"Waiting for worker 1 ({seconds} s)" for seconds in (60, 120, 240)
     ]
+
+
+def test_a_worker_that_hangs_counts_as_dead_although_others_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, hangs = 0.0, remote.Answer()
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now))
+    first, second = (SimpleNamespace(name=name, log_file=None) for name in ("worker 0", "worker 1"))
+    waiting = remote.Waiting(limit_s=100.0)
+    for now in (0.0, 50.0, 99.0, 100.0):
+        answer = remote.Answer()
+        answer.set_result(now)
+        if now < 100:
+            assert waiting.ready({hangs: second, answer: first}) == [answer]
+    with pytest.raises(WorkerError, match=r"^worker 1 counts as dead"):
+        waiting.ready({hangs: second, answer: first})
+    hangs.set_result(None)  # in the meantime: the caller was late, not the worker
+    waiting.since["worker 1"] = 0.0, 1000.0
+    assert waiting.ready({hangs: second}) == [hangs]

@@ -65,3 +65,30 @@ def test_one_share_gets_everything_at_once() -> None:
 def test_fewer_prompts_than_shares_leave_a_share_without_work() -> None:
     dispatcher = Dispatcher(requests([6], n=2), 2, max_unfinished=8)
     assert (rows(dispatcher, 0), rows(dispatcher, 1)) == ([0, 1], None)
+
+
+def test_groups_that_come_later_go_to_the_share_with_the_fewest_unfinished_answers() -> None:
+    dispatcher = Dispatcher(requests([5, 5, 5]), 2, max_unfinished=3)
+    assert [rows(dispatcher, share) for share in (0, 1)] == [[0, 2], [1]]
+    more = requests([5, 5, 5, 7, 6, 5])
+    dispatcher.add(more[3:])
+    assert dispatcher.has_unfinished
+    assert rows(dispatcher, 1) == [3, 5], "the longest first, to the share with one; then both have two"
+    assert rows(dispatcher, 0) == [4], "then both have three"
+    for share, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)):
+        assert dispatcher.has_unfinished
+        dispatcher.finish(share, index)
+    assert not dispatcher.has_unfinished
+    alone = Dispatcher([], 1, max_unfinished=1)
+    assert rows(alone, 0) is None
+    alone.add(requests([4, 4], n=2))
+    assert rows(alone, 0) == [0, 1, 2, 3], "one share gets everything"
+
+
+def test_groups_with_caches_go_to_their_shares_and_the_others_to_those_with_the_fewest_unfinished_answers() -> None:
+    dispatcher = Dispatcher(requests([5, 5, 5, 5, 9, 5], n=2), 2, 8, [None, 0, 0, 0, None, None])
+    assert [rows(dispatcher, share) for share in (0, 1)] == [[2, 3, 4, 5, 6, 7], [8, 9, 0, 1, 10, 11]]
+    assert dispatcher.finish(1, 1) == 9
+    full = Dispatcher(requests([5, 5, 5, 5]), 2, 2, [0, 0, 0, None])
+    assert [rows(full, share) for share in (0, 1)] == [[0, 1, 2], [3]], "it had them before, whatever the limit"
+    assert rows(Dispatcher(requests([5, 5]), 1, None, [0, None]), 0) == [0, 1]

@@ -1,9 +1,15 @@
 """Which rows go together, with numbers small enough to check by eye."""
 
+from math import exp
+from statistics import NormalDist
+
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rloom.packing import MicroBatching, fill_bins, share_rows
+from rloom.runs.metrics import ModelWork
 
 
 def test_by_count_rows_stay_in_order_and_the_last_micro_batch_is_what_is_left() -> None:
@@ -14,9 +20,14 @@ def test_a_count_goes_before_a_token_budget() -> None:
     assert MicroBatching(samples=2, tokens=1).cut([5, 5, 5]) == [[0, 1], [2]]
 
 
-def test_by_tokens_the_longest_go_first_and_a_bin_closes_when_the_next_does_not_fit() -> None:
-    # 9 | 7 (9 + 7 > 10) | 5 + 4 + 1
-    assert MicroBatching(tokens=10).cut([4, 9, 1, 7, 5]) == [[1], [3], [4, 0, 2]]
+def test_by_tokens_the_longest_go_first_each_into_the_fullest_bin_with_room() -> None:
+    # 9 | 7 | 5 + 4; then the 1 fits into each: with the 9, which has the least room
+    assert fill_bins([4, 9, 1, 7, 5], 10) == [[1, 2], [3], [4, 0]]
+
+
+def test_a_bin_that_has_room_stays_open() -> None:
+    # 6 + 4, 6 + 4; with only the last bin open: 6, 6 + 4, 4
+    assert fill_bins([6, 6, 4, 4], 10) == [[0, 2], [1, 3]]
 
 
 def test_one_long_sample_does_not_drag_many_short_ones_to_its_length() -> None:
@@ -53,6 +64,19 @@ def test_every_row_is_in_exactly_one_bin_and_no_shared_bin_is_over_the_budget(le
     assert all(sum(rows) <= budget and len(rows) * max(rows) <= 2 * budget for rows in shared)
 
 
+@given(st.lists(st.integers(1, 40), max_size=40), st.integers(1, 60))
+def test_passes_are_never_more_than_with_only_the_last_bin_open(lengths: list[int], budget: int) -> None:
+    bins: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        last = bins[-1] if bins else []
+        if last and sum(last) + length <= budget and (len(last) + 1) * last[0] <= 2 * budget:
+            last.append(length)
+        else:
+            bins.append([length])
+    assert len(fill_bins(lengths, budget)) <= len(bins)
+    assert len(MicroBatching(tokens=budget).cut(lengths)) <= len(bins)
+
+
 def test_without_balance_workers_get_rows_in_order() -> None:
     assert share_rows([9, 9, 1, 1], 2, balance=False) == [[0, 1], [2, 3]]
 
@@ -66,6 +90,26 @@ def test_balance_evens_out_what_the_order_would_not() -> None:
     lengths = [100, 100, 100, 100, 1, 1, 1, 1]
     shares = share_rows(lengths, 4, balance=True)
     assert [sum(lengths[row] for row in rows) for rows in shares] == [101, 101, 101, 101]
+
+
+def test_a_long_row_is_alone_where_workers_may_have_different_numbers_of_rows() -> None:
+    assert share_rows([90, 20, 20, 20, 20, 10], 2, balance=True, equal_rows=False) == [[0], [1, 2, 3, 4, 5]]
+    # with three for each: 90 -> A, 20s -> B until it has three, the rest -> A
+    assert share_rows([90, 20, 20, 20, 20, 10], 2, balance=True) == [[0, 4, 5], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("rows", [256, 512])
+def test_of_64_workers_at_32k_the_slowest_has_a_tenth_more_than_the_mean_or_the_longest_row(rows: int) -> None:
+    # lengths whose logarithm has the quantiles of a normal distribution: median 4,000, 16 % above 10,900
+    ranks = [(row + 0.5) / rows for row in range(rows)]
+    lengths = [min(32768, round(4000 * exp(NormalDist().inv_cdf(rank)))) for rank in ranks]
+    # Qwen2.5-0.5B: 494 M parameters, 24 layers of 14 heads with keys and values of 64 numbers each
+    work = ModelWork(494e6, 494e6, {None: 24 * 14 * 128}).update_flops(torch.tensor(lengths)).tolist()
+    most = max(1.1 * sum(work) / 64, *work)
+    shares = share_rows(work, 64, balance=True, equal_rows=False)
+    assert max(sum(work[row] for row in share) for share in shares) <= most
+    by_tokens = share_rows(lengths, 64, balance=True)
+    assert max(sum(work[row] for row in share) for share in by_tokens) > most
 
 
 def test_one_worker_gets_everything_in_order() -> None:

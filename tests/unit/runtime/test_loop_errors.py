@@ -1,6 +1,7 @@
 """An error in a step: what is saved, and what is said of it."""
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +49,7 @@ class Planted(Training):
 def training(tmp_path: Path) -> Planted:
     policy = SimpleNamespace(updates=0)
 
-    def write(folder: Path) -> None:
+    def write(folder: Path, background: bool) -> None:
         if training.cannot_save is not None:
             raise training.cannot_save
         (folder / "actor").mkdir()
@@ -69,7 +70,10 @@ def training(tmp_path: Path) -> Planted:
         cast(
             Any,
             SimpleNamespace(
-                policy=policy, critic=None, ahead=None, sampler=SimpleNamespace(reward=CompositeReward([]), rows=list)
+                policy=policy,
+                critic=None,
+                ahead=None,
+                sampler=SimpleNamespace(reward=CompositeReward([]), rows=list, episodes=None),
             ),
         ),
         cast(Any, SimpleNamespace(state=dict)),
@@ -134,6 +138,44 @@ def test_the_checkpoint_that_a_failed_worker_leaves_is_named(training: Planted) 
     assert note.endswith(
         f"The last good checkpoint is {training.checkpoints.path(1)}; the same command goes on from it."
     )
+
+
+def test_sigterm_ends_a_step_before_its_update_at_once_and_saves_the_one_before(training: Planted) -> None:
+    def generate() -> None:
+        with training.stage("gen"):
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("generation went on")
+
+    training.act = generate
+    with pytest.raises(KeyboardInterrupt) as caught:
+        training.run()
+    assert caught.value.args == (
+        f"Stopped after step 1, saved in {training.checkpoints.path(1)}. The same command goes on from there.",
+    )
+    assert saved(training) == [1]
+
+
+def test_sigterm_in_an_update_completes_and_saves_the_step_but_begins_no_validation(
+    training: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast(Any, training.settings).validate_every = 1
+    validated: list[int] = []
+
+    def validate(step: int) -> Metrics:
+        with training.stage("testing"):
+            validated.append(step)
+        return {}
+
+    def update() -> None:
+        with training.stage("update_actor"):
+            signal.raise_signal(signal.SIGTERM)
+            cast(Any, training.roles.policy).updates += 1
+
+    monkeypatch.setattr(training, "validate", validate)
+    training.act = update
+    with pytest.raises(KeyboardInterrupt, match="Stopped after step 2, saved in "):
+        training.run()
+    assert (saved(training), validated) == ([2], [1])
 
 
 def test_weights_between_two_steps_are_not_saved(training: Planted) -> None:

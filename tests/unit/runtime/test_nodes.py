@@ -12,8 +12,9 @@ import pytest
 from rloom.errors import ConfigError, WorkerError
 from rloom.runtime import joining
 from rloom.runtime.joining import HeadCheck, wait_for_head
-from rloom.runtime.nodes import check_head_address, free_port, interface_of, reachable
+from rloom.runtime.nodes import check_head_address, interface_of, machine_marks, reachable
 from rloom.runtime.secret import new_secret, on_this_machine, read_secret, secret_file
+from tests.ranks import free_port
 
 ADDRESS = "10.0.0.1:6379"
 
@@ -34,6 +35,11 @@ def listener() -> Iterator[str]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
+def test_machines_are_in_the_order_of_their_numbers() -> None:
+    machines = [{"CPU": 8.0, f"rloom_node_{number}": 1.0} for number in (10, 2, 0, 11, 1)] + [{"CPU": 8.0}]
+    assert machine_marks(machines) == [f"rloom_node_{number}" for number in (0, 1, 2, 10, 11)]
+
+
 def test_an_interface_is_found_by_its_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("203.0.113.7") is None  # an address that is nobody's

@@ -103,9 +103,10 @@ class Echo:
         update = self.updates.pop(0) if self.updates else Update(grad_norm=2.0, applied=True)
         return replace(update, metrics=self.metrics)
 
-    def save(self, folder: Path, contents: frozenset[str]) -> None:
+    def save(self, folder: Path, contents: frozenset[str], background: bool) -> list[Path]:
         assert folder.is_dir()
         self.folders.append(("save", folder))
+        return [folder / "weights"]
 
     def load(self, folder: Path, contents: frozenset[str]) -> None:
         self.folders.append(("load", folder))
