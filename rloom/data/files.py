@@ -8,37 +8,48 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rloom.errors import DataError
+from rloom.hashed_files import file_sha256
 
 Row = dict[str, Any]
 
+ROWS_AT_ONCE = 1024  # of a parquet file
 MOST_NESTING = 64  # lists and objects inside of each other; what reads a row later on recurses
 SUFFIXES = (".parquet", ".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 
 def read_rows(path: str | Path, at_most: int | None = None) -> list[Row]:
     """The rows of a local file, or the first `at_most` of them, as plain Python values."""
+    return list(iter_rows(path, at_most))
+
+
+def iter_rows(path: str | Path, at_most: int | None = None) -> Iterator[Row]:
+    """Rows one after the other: only those of a .json file are in memory together."""
     file = locate(path)
     suffix = _suffix(file)
+    readers = {".parquet": _read_parquet, ".json": _read_json, ".json.gz": _read_json}
+    number = 0
     try:
-        if suffix == ".parquet":
-            rows = _read_parquet(file, at_most)
-        elif suffix in (".json", ".json.gz"):
-            rows = _read_json(file)
-        else:
-            rows = _read_jsonl(file)
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{file}, line {line}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
-        ) from error
+        for row in readers.get(suffix, _read_jsonl)(file):
+            if number == at_most:
+                return
+            number += 1
+            yield row
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read ({error}); check its permissions, or copy it again") from error
-    if not rows:
+    if number == 0:
         raise _no_rows(file)
-    return rows[:at_most]
+
+
+def content_of(path: str | Path) -> list[Any]:
+    """What the rows of a file depend on: its format and its hash."""
+    file = locate(path)
+    try:
+        return [_suffix(file), file_sha256(file)]
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error}); check its permissions, or copy it again") from error
 
 
 def count_rows(path: str | Path) -> int:
@@ -97,15 +108,17 @@ def _or(words: tuple[str, ...]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _read_parquet(file: Path, at_most: int | None) -> list[Row]:
+def _read_parquet(file: Path) -> Iterator[Row]:
     import pyarrow as pa  # not with the module: a run looks for its files before its first line, and this takes 0.2 s
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(file).slice(length=at_most).to_pylist()  # most of the time is that of Python values
+        with pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    yield {name: without_filled_keys(value) for name, value in row.items()}
     except (pa.ArrowException, ValueError) as error:
         raise _not_parquet(file, error) from error
-    return [{name: without_filled_keys(value) for name, value in row.items()} for row in rows]
 
 
 def _not_parquet(file: Path, error: Exception) -> DataError:
@@ -121,20 +134,30 @@ def without_filled_keys(value: Any) -> Any:
     return value
 
 
-def _text(file: Path) -> str:
-    content = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
-    return content.removeprefix(
-        BOM_UTF8
-    ).decode()  # editors on Windows write a byte order mark, which is not valid JSON
+def _open(file: Path) -> BinaryIO:
+    return gzip.open(file) if file.name.endswith(".gz") else file.open("rb")  # type: ignore[return-value]
+
+
+def _text(file: Path, content: bytes, line: int = 1) -> str:
+    """`line`: that of the content's beginning."""
+    try:
+        # editors on Windows write a byte order mark, which is not valid JSON
+        return (content.removeprefix(BOM_UTF8) if line == 1 else content).decode()
+    except UnicodeDecodeError as error:
+        line += error.object.count(b"\n", 0, error.start)
+        raise DataError(
+            f"{file}, line {line}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
 
 
 def has_byte_order_mark(file: Path) -> bool:
-    with gzip.open(file) if file.name.endswith(".gz") else open(file, "rb") as stream:
+    with _open(file) as stream:
         return stream.read(len(BOM_UTF8)) == BOM_UTF8
 
 
 def _read_json(file: Path) -> list[Row]:
-    text = _text(file)
+    with _open(file) as stream:
+        text = _text(file, stream.read())
     if not text.strip():
         return []
     try:
@@ -151,23 +174,21 @@ def _read_json(file: Path) -> list[Row]:
     return values
 
 
-def _read_jsonl(file: Path) -> list[Row]:
-    return list(_jsonl_objects(file))
-
-
-def _jsonl_objects(file: Path) -> Iterator[Row]:
-    for number, line in enumerate(_text(file).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = _loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{file}, line {number}: not valid JSON ({error.msg}); correct or remove the line"
-            ) from error
-        if not isinstance(value, dict):
-            raise DataError(f"{file}, line {number}: is {_json_type(value)}, each line must be an object")
-        yield value
+def _read_jsonl(file: Path) -> Iterator[Row]:
+    with _open(file) as stream:
+        for number, content in enumerate(stream, start=1):
+            line = _text(file, content, number)
+            if not line.strip():
+                continue
+            try:
+                value = _loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{file}, line {number}: not valid JSON ({error.msg}); correct or remove the line"
+                ) from error
+            if not isinstance(value, dict):
+                raise DataError(f"{file}, line {number}: is {_json_type(value)}, each line must be an object")
+            yield value
 
 
 def _loads(text: str) -> Any:

@@ -1,7 +1,9 @@
 """One row of a data file, checked. `rloom train` and `rloom data check` read rows with `read_row`."""
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,3 +123,35 @@ def _mapping(row: Row, key: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise DataError(f"{key!r} is {type(value).__name__}; it must be an object with keys")
     return value
+
+
+class RowsDigest:
+    """SHA-256 of rows as they are in the files."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def add(self, row: Any) -> None:
+        try:
+            text = json.dumps(row, sort_keys=True, default=_plain)
+        except TypeError:  # keys of several kinds have no order
+            text = json.dumps(_with_text_keys(row), sort_keys=True, default=_plain)
+        self.sha256.update(text.encode())
+
+
+def rows_digest(rows: Iterable[Any]) -> str:
+    found = RowsDigest()
+    for row in rows:
+        found.add(row)
+    return found.sha256.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """The order of a set depends on the hash seed of the process."""
+    return sorted(map(repr, value)) if isinstance(value, set | frozenset) else str(value)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {repr(key): _with_text_keys(one) for key, one in value.items()}
+    return [_with_text_keys(one) for one in value] if isinstance(value, list | tuple) else value

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rloom.errors import CheckpointError, ConfigError
 from rloom.types import Prompt
@@ -58,7 +59,7 @@ class RowStream(Generic[R]):
         if next_epoch:
             self._go_to(self._epoch + 1, row=0)
         start, self._row = self._row, self._row + self._batch_size
-        return [self.rows[row] for row in self._order[start : self._row]]
+        return [self.rows[row] for row in self._order[start : self._row].tolist()]
 
     def state(self) -> dict[str, Any]:
         """The position and the settings that it depends on. Plain JSON."""
@@ -94,13 +95,12 @@ class RowStream(Generic[R]):
     def _go_to(self, epoch: int, *, row: int) -> None:
         self._epoch, self._row, self._order = epoch, row, self._order_of(epoch)
 
-    def _order_of(self, epoch: int) -> list[int]:
+    def _order_of(self, epoch: int) -> NDArray[np.int64]:
         if not self._shuffle:
-            return list(range(len(self.rows)))
+            return np.arange(len(self.rows))
         # Sort raw bits: numpy guarantees the stream of a bit generator across releases, but not Generator.permutation.
         bits = np.random.PCG64([self._seed, epoch]).random_raw(len(self.rows))
-        order: list[int] = np.argsort(bits, kind="stable").tolist()
-        return order
+        return np.argsort(bits, kind="stable")
 
 
 PromptStream = RowStream[Prompt]

@@ -14,9 +14,8 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from rloom.data.prompts import load_prompts, read_prompt_rows
-from rloom.data.rows import Columns, data_source_of, ground_truth_of
+from rloom.data.rows import Columns, data_source_of, ground_truth_of, rows_digest
 from rloom.errors import ConfigError, DataError
-from rloom.launch.inputs import rows_digest
 from rloom.types import Prompt
 
 CHARACTERS = "?><0123456789abcdefghijklmnopqrstuvwxyz"
@@ -59,7 +58,7 @@ def load(files: str | list[str], tokenizer: Any, **changed: Any) -> list[Prompt]
     read = {name: settings.pop(name) for name in ("columns", "max_samples")}
     read |= {"field": settings["field"]} if "field" in settings else {}
     rows = read_prompt_rows(files, **read)
-    return load_prompts(rows, tokenizer=tokenizer, prompt_key=read["columns"].prompt_key, **settings)
+    return list(load_prompts(rows, tokenizer=tokenizer, prompt_key=read["columns"].prompt_key, **settings))
 
 
 def fault(files: str | list[str], tokenizer: Any, **changed: Any) -> str:

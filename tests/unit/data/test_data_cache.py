@@ -1,0 +1,187 @@
+"""Rows and tokens of a data file are computed once: kept by content, rebuilt where damaged, read when needed."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rloom.data import cache, prompts
+from rloom.data.cache import CachedFolder, Draft, stored
+from rloom.data.prompts import PromptTable, load_prompts, read_prompt_rows
+from rloom.data.rows import Columns
+from rloom.errors import DataError
+from rloom.launch.identity import content_of, prompts_record
+from tests.unit.data.test_data_prompts import row, tokenizer
+
+__all__ = ["tokenizer"]
+ROWS = [row(text, ground_truth=str(number)) for number, text in enumerate(("ab", "c", "much2long", "ab"))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RLOOM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path / "rows.jsonl"
+
+
+@pytest.fixture
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Texts that were tokenized."""
+    found: list[str] = []
+    tokenize = prompts.tokenize
+    monkeypatch.setattr(
+        prompts, "tokenize", lambda texts, own: (found.extend(filter(None, texts)), tokenize(texts, own))[1]
+    )
+    return found
+
+
+def load(file: Path, tokenizer: Any, *, limit: int = 8, filters: bool = True, **changed: Any) -> PromptTable:
+    rows = read_prompt_rows(file, Columns(), max_samples=None)
+    return load_prompts(
+        rows,
+        tokenizer=tokenizer,
+        prompt_key="prompt",
+        max_prompt_length=limit,
+        filter_overlong=filters,
+        truncation="right",
+        num_workers=0,
+        return_raw_chat=False,
+        **changed,
+    )
+
+
+def test_the_second_start_reads_and_tokenizes_nothing(
+    folder: Path, file: Path, tokenizer: Any, tokenized: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load(file, tokenizer)
+    found, record = list(first), prompts_record(first)
+    assert [prompt.index for prompt in found] == [0, 1, 3] and tokenized == [">ab<", ">c<", ">much2long<", ">ab<"]
+    assert record["content"] == content_of(found)  # as checkpoints that exist have it
+    tokenized.clear()
+    monkeypatch.setattr(prompts, "iter_rows", lambda *arguments: pytest.fail("the file was read"))
+    monkeypatch.setattr(PromptTable, "__getitem__", lambda *arguments: pytest.fail("a row was read"))
+    again = load(file, tokenizer)
+    assert len(again) == 3 and again.rows_by_source() == {"test": [0, 1, 3]} and again.different == 3
+    assert prompts_record(again) == record and again.rows.content == first.rows.content
+    monkeypatch.undo()
+    assert list(again) == found and tokenized == []
+
+
+def test_another_limit_tokenizes_nothing_and_another_template_or_row_does(
+    folder: Path, file: Path, tokenizer: Any, tokenized: list[str]
+) -> None:
+    load(file, tokenizer)
+    tokenized.clear()
+    assert [len(prompt.tokens) for prompt in load(file, tokenizer, limit=3, filters=False)] == [3, 3, 3, 3]
+    assert tokenized == []
+    load(file, tokenizer, custom_chat_template="{{ messages[0].content }}")
+    assert tokenized == ["ab", "c", "much2long", "ab"]
+    tokenized.clear()
+    file.write_text(json.dumps(row("ef")) + "\n")
+    assert [prompt.text for prompt in load(file, tokenizer)] == [">ef<"] == tokenized
+
+
+def test_a_row_is_read_from_the_cache_and_not_from_a_file_that_was_changed(
+    folder: Path, file: Path, tokenizer: Any
+) -> None:
+    found = load(file, tokenizer)
+    file.write_text("changed while the run goes on")
+    assert (
+        found[1].columns["prompt"] == "c" and found[1].ground_truth == "1" and found[1].tokens == found[1:2][0].tokens
+    )
+
+
+@pytest.mark.parametrize("damage", ["shorter", "another byte", "no facts", "a file", "a link"])
+def test_what_is_damaged_or_foreign_is_rebuilt(
+    folder: Path, file: Path, tokenizer: Any, tokenized: list[str], tmp_path: Path, damage: str
+) -> None:
+    expected = list(load(file, tokenizer))
+    for entry in list(folder.iterdir()):
+        records = next(entry.glob("*.records"), None)
+        if damage == "shorter" and records is not None:
+            records.write_bytes(records.read_bytes()[:-1])
+        elif damage == "another byte" and records is not None:
+            content = bytearray(records.read_bytes())
+            content[0] ^= 1
+            records.write_bytes(content)
+        elif damage == "no facts":
+            (entry / "about.json").write_text("[]")
+        elif damage in ("a file", "a link"):
+            cache.remove(entry)
+            if damage == "a file":
+                entry.write_text("not of rloom")
+            else:
+                entry.symlink_to(tmp_path / "nowhere")
+    tokenized.clear()
+    assert list(load(file, tokenizer)) == expected and tokenized
+    tokenized.clear()
+    assert list(load(file, tokenizer)) == expected and not tokenized
+
+
+def test_two_runs_that_start_at_once_both_get_the_rows(folder: Path) -> None:
+    barrier, found = threading.Barrier(2, timeout=60), list[CachedFolder]()
+
+    def write(draft: Draft) -> dict[str, Any]:
+        barrier.wait()  # neither has finished when the other begins
+        draft.write(("rows",), [(b"a",), (b"bc",)])
+        return {"rows": 2}
+
+    threads = [threading.Thread(target=lambda: found.append(stored("key", write))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [[bytes(one.records["rows"][n]) for n in range(2)] for one in found] == [[b"a", b"bc"]] * 2
+    assert [path.name for path in folder.iterdir()] == ["key"]
+
+
+def test_a_write_that_fails_leaves_nothing(folder: Path) -> None:
+    def rows() -> Iterator[tuple[bytes]]:
+        yield (b"a",)
+        raise DataError("row 1 is wrong")
+
+    with pytest.raises(DataError, match="row 1 is wrong"):
+        stored("key", lambda draft: (draft.write(("rows",), rows()), {})[1])
+    assert list(folder.iterdir()) == []
+
+
+def test_the_folders_that_were_used_last_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(draft: Draft) -> dict[str, Any]:
+        draft.write(("rows",), [(b"x" * 10_000,)])
+        return {}
+
+    monkeypatch.setattr(cache, "LIMIT_BYTES", 35_000)
+    for age, key in enumerate(("first", "second", "third")):
+        stored(key, write)
+        os.utime(folder / key, (age, age))
+    stored("first", write)  # used again
+    stored("fourth", write)
+    assert sorted(path.name for path in folder.iterdir()) == ["first", "fourth", "third"]
+
+
+def test_without_a_cache_a_temporary_file_serves(tmp_path: Path, file: Path, tokenizer: Any, monkeypatch: Any) -> None:
+    (tmp_path / "in_the_way").touch()
+    monkeypatch.setenv("RLOOM_CACHE", str(tmp_path / "in_the_way" / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert [prompt.text for prompt in load(file, tokenizer)] == [">ab<", ">c<", ">ab<"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in_the_way", "rows.jsonl"]
+
+
+def test_values_that_json_cannot_hold_stay_in_memory_as_they_are(folder: Path, tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{**ROWS[0], "picture": b"\x00\x01"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    found = load(tmp_path / "a.parquet", tokenizer)
+    assert found[0].columns["picture"] == b"\x00\x01" and found.key is None
+    assert prompts_record(found)["content"] == content_of(list(found))
