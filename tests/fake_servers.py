@@ -371,7 +371,7 @@ class FakeVllm(FakeServer):
         match path:
             case "/v1/completions":
                 sampling = Sampling(body["max_tokens"], body["temperature"] * (self.temperature or 1.0))
-                request = Request(tuple(body["prompt"]), sampling, body["seed"])
+                request = Request(tuple(body["prompt"]), sampling, body.get("seed", 0))
                 return completion(self.generated(request, body["request_id"]))
             case "/collective_rpc":
                 self.calls[body["method"]] += 1

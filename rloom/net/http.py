@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
@@ -12,18 +13,19 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-import httpcore
+import h11
 import httpx
 
 from rloom.errors import WorkerError
 from rloom.net.retry import retry_after_s
 
 T = TypeVar("T")
+P = TypeVar("P", bound=asyncio.Protocol)
 LOCALHOST = "127.0.0.1"
 KEEP_ALIVE_S = 2.0  # servers close an idle connection after 5 s: a request could be on its way
 SPARE_DESCRIPTORS = 256  # for what else the process opens: files, shared memory, process groups
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError)
+CLOSED = "the server closed the connection"
 HTTPX_ERRORS = (httpx.HTTPError, httpx.InvalidURL)
 NO_CONNECTION = (httpx.ConnectError, httpx.InvalidURL, httpx.UnsupportedProtocol)
 LONGEST_BODY = 32 << 20  # bytes
@@ -156,55 +158,133 @@ class DirectConnections:
     their number.
 
     Not httpx: its pool looks at all connections and all waiting requests at each event, which is quadratic in requests.
-    Proxies of the environment do not apply: servers are on the user's own machines.
+    Not httpcore: a request takes three times as long with it. Proxies of the environment do not apply: servers are on
+    the user's own machines.
     """
 
     def __init__(self) -> None:
-        self.idle: defaultdict[str, list[httpcore.AsyncHTTPConnection]] = defaultdict(list)  # by the server's URL
+        self.idle: defaultdict[str, list[Connection]] = defaultdict(list)  # by the server's URL
 
     async def send(
         self, url: str, path: str, *, method: str, headers: Mapping[str, str], body: bytes, limit_s: float
     ) -> bytes:
         try:
-            response = await within(limit_s, self.exchange(url, path, method, headers, body))
+            status, content = await within(limit_s, self.exchange(url, path, method, headers, body))
         except TimeoutError:
             raise Unreachable(f"did not answer {path} in {limit_s:g} s") from None
-        except FAILURES as error:
+        except (OSError, h11.ProtocolError) as error:
             if lacks_descriptors(error):
                 raise WorkerError(no_descriptors(url)) from error
             raise Unreachable(f"gave no answer to {path} ({type(error).__name__}: {error})") from error
-        if not 200 <= response.status < 300:
-            raise Refused(response.status, response.content.decode(errors="replace")[:500].strip())
-        return response.content
+        if not 200 <= status < 300:
+            raise Refused(status, content.decode(errors="replace")[:500].strip())
+        return content
 
     async def exchange(
         self, url: str, path: str, method: str, headers: Mapping[str, str], body: bytes
-    ) -> httpcore.Response:
+    ) -> tuple[int, bytes]:
         """An exchange that fails or is cancelled closes its connection, at which servers abort the request."""
-        target = httpcore.URL(url.rstrip("/") + path)
-        connection = await self.connection_to(url, target.origin)
+        parts = urlsplit(url.rstrip("/"))
+        own = {"Host": parts.netloc, "Content-Length": str(len(body))}
+        connection = self.idle_connection(url) or await open_connection(url, Connection)
         try:
-            response = await connection.request(method, target, headers=list(headers.items()), content=body)
+            answer = await connection.exchange(method, parts.path + path, [*own.items(), *headers.items()], body)
         except BaseException:
-            # httpcore does not close the connection at every point where a request can be cancelled
-            await connection.aclose()
+            connection.transport.abort()
             raise
-        if connection.is_idle():
+        if connection.is_open:
             self.idle[url].append(connection)
-        return response
+        return answer
 
-    async def connection_to(self, url: str, origin: httpcore.Origin) -> httpcore.AsyncHTTPConnection:
+    def idle_connection(self, url: str) -> "Connection | None":
         idle = self.idle[url]
         while idle:
             connection = idle.pop()  # the one that was used last
-            if not connection.has_expired():
+            if connection.is_open and time.monotonic() < connection.answered_s + KEEP_ALIVE_S:
                 return connection
-            await connection.aclose()
-        return httpcore.AsyncHTTPConnection(origin, keepalive_expiry=KEEP_ALIVE_S)
+            connection.transport.abort()
+        return None
 
     async def close(self) -> None:
         for connection in [one for idle in self.idle.values() for one in idle]:
-            await connection.aclose()
+            connection.transport.abort()
+
+
+class Connection(asyncio.Protocol):
+    """One exchange at a time by HTTP/1.1."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.state = h11.Connection(h11.CLIENT)
+        self.answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self.status, self.parts = 0, list[bytes]()
+        self.is_open, self.answered_s = True, 0.0
+
+    async def exchange(
+        self, method: str, target: str, headers: list[tuple[str, str]], body: bytes
+    ) -> tuple[int, bytes]:
+        """(status, body) of the answer. OSError: there is none."""
+        request = h11.Request(method=method, target=target, headers=headers)
+        sent = [self.state.send(event) or b"" for event in (request, h11.Data(body), h11.EndOfMessage())]
+        if not self.is_open:
+            raise ConnectionResetError(CLOSED)
+        self.status, self.parts = 0, []
+        self.answer = asyncio.get_running_loop().create_future()
+        self.transport.write(b"".join(sent))
+        return await self.answer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        answer = self.answer
+        if answer is None or answer.done():  # nothing was asked for
+            self.close()
+            return
+        try:
+            self.state.receive_data(data)
+            while not answer.done() and (event := self.state.next_event()) is not h11.NEED_DATA:
+                self.take(event, answer)
+        except h11.ProtocolError as error:
+            answer.set_exception(error)
+
+    def take(self, event: object, answer: "asyncio.Future[tuple[int, bytes]]") -> None:
+        if isinstance(event, h11.Response):
+            self.status = event.status_code
+        elif isinstance(event, h11.Data):
+            self.parts.append(bytes(event.data))
+        elif isinstance(event, h11.EndOfMessage):
+            if self.state.our_state is self.state.their_state is h11.DONE:
+                self.state.start_next_cycle()
+                self.answered_s = time.monotonic()
+            else:
+                self.close()
+            answer.set_result((self.status, b"".join(self.parts)))
+
+    def eof_received(self) -> None:
+        self.is_open = False
+        if self.state.their_state is h11.SEND_BODY:  # the end of a body without a length
+            self.data_received(b"")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_exception(error or ConnectionResetError(CLOSED))
+
+    def close(self) -> None:
+        self.is_open = False
+        self.transport.abort()
+
+
+async def open_connection(url: str, make: Callable[[], P]) -> P:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    _, connection = await asyncio.get_running_loop().create_connection(
+        make, parts.hostname or LOCALHOST, port, ssl=parts.scheme == "https" or None
+    )
+    return connection
 
 
 class ProcessConnection(asyncio.Protocol):
@@ -219,19 +299,12 @@ class ProcessConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, url: str, on_end: Callable[[], None]) -> "ProcessConnection":
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        loop = asyncio.get_running_loop()
-        connection: ProcessConnection
         try:
-            _, connection = await loop.create_connection(
-                lambda: cls(on_end), parts.hostname or LOCALHOST, port, ssl=parts.scheme == "https" or None
-            )
+            return await open_connection(url, lambda: cls(on_end))
         except OSError as error:
             if lacks_descriptors(error):
                 raise WorkerError(no_descriptors(url)) from error
             raise Unreachable(f"did not accept a connection ({error})") from error
-        return connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport

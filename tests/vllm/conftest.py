@@ -112,6 +112,7 @@ def shared_engine() -> Callable[..., "VllmRollout"]:
                 dtype=dtype,
                 max_sequences=min(max_sequences, 256),
                 max_batched_tokens=1024,
+                request_seeds=True,
                 max_model_tokens=min(network.decoder.base.config.max_position_embeddings, 512),
                 memory_share=0.1,
                 free_memory=True,

@@ -58,7 +58,7 @@ class Bench:
         spec = ServerSpec(self.process.url, process, TransferSettings(COLLECTIVE, CPU.device, 1, 60))
         return ServerRollout(
             [spec],
-            VllmApi(TEMPERATURE),
+            VllmApi(TEMPERATURE, request_seeds=True),
             ClientSettings(WatchSettings(400, 0.5, 2), request_timeout_s=120, releases_memory=False, bucket_bytes=4096),
             CheckpointFormat(self.network),
             self.engine.weights,

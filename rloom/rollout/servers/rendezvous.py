@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from rloom.engines.distributed import NamedGroup
 
@@ -21,6 +22,7 @@ class ServerRendezvous:
     name: str
     host: str  # of the trainer, as the server reaches it
     port: int
+    store: TCPStore  # it listens on the port; the group takes it
 
     @classmethod
     def for_server(cls, url: str) -> "ServerRendezvous":
@@ -28,10 +30,8 @@ class ServerRendezvous:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
             probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
             host = probe.getsockname()[0]
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            port: int = probe.getsockname()[1]
-        return cls(f"rloom_{uuid.uuid4().hex[:12]}", host, port)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        return cls(f"rloom_{uuid.uuid4().hex[:12]}", host, store.port, store)
 
     def join(
         self, answer: "Future[bytes]", server_ranks: int, *, backend: str, device: torch.device, timeout_s: float

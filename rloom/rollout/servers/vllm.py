@@ -36,6 +36,7 @@ ABORT_S = 60.0  # for vLLM to abort requests whose connections were closed: befo
 @dataclass(frozen=True)
 class VllmApi(ServerApi):
     temperature: float = 1.0  # of the trainer's log-probs
+    request_seeds: bool = False
 
     @property
     def identity_route(self) -> IdentityRoute | None:
@@ -51,7 +52,7 @@ class VllmApi(ServerApi):
             "top_p": sampling.top_p,
             "top_k": max(sampling.top_k, 0),
             "repetition_penalty": 1.0,  # not that of the model's generation settings
-            "seed": request.seed,
+            **({"seed": request.seed} if self.request_seeds else {}),
             "stop_token_ids": [] if sampling.ignore_eos else list(sampling.stop_ids),
             "ignore_eos": True,  # the model's own: only the stop tokens of the request stop
             "logprobs": 0,  # of the sampled token alone

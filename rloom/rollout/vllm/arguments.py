@@ -55,6 +55,7 @@ class VllmSettings:
     free_memory: bool  # sleep releases weights and cache
     eager: bool
     temperature: float  # of the trainer's log-probs
+    request_seeds: bool = False
     reads_weights: bool = True  # False: load_weights sends all of them before the first request
     lora_rank: int | None = None
     tensor_parallel: int = 1  # workers that share the engine

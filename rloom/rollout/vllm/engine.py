@@ -65,15 +65,29 @@ class VllmRollout(Rollout):
         self.max_sequences = settings.max_sequences
         if settings.tensor_parallel > 1:
             self.polls_per_report = POLLS_PER_REPORT
+        self.request_seeds = settings.request_seeds
+        self.generator_state = torch.get_rng_state()  # of a CPU's draws: see `seed_generators`
         self.ids, self.version = count(), 0
         self.unfinished: dict[int, Begun | None] = {}
 
     def submit(self, request: Request) -> int:
         number, whole = next(self.ids), request.without_begun
+        if not self.unfinished:
+            self.seed_generators(whole.seed)
         prompt = {"prompt_token_ids": list(whole.tokens)}
         self.engine.add_request(str(number), prompt, self.parameters(whole), lora_request=self.weights.request)
         self.unfinished[number] = request.begun
         return number
+
+    def seed_generators(self, seed: int) -> None:
+        """vLLM draws from torch's global generators: from the GPU's for requests without seeds, from the CPU's always.
+
+        By the first request, so that engines, steps and resumed runs do not repeat each other's draws.
+        """
+        self.generator_state = torch.Generator().manual_seed(seed).get_state()
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
 
     def parameters(self, request: Request) -> SamplingParams:
         sampling = request.sampling
@@ -82,7 +96,7 @@ class VllmRollout(Rollout):
             temperature=sampling.temperature / self.temperature,  # the logits are divided by the latter already
             top_p=sampling.top_p,
             top_k=max(sampling.top_k, 0),
-            seed=request.seed,
+            seed=request.seed if self.request_seeds else None,
             stop_token_ids=[] if sampling.ignore_eos else list(sampling.stop_ids),
             ignore_eos=True,  # the model's own: only the stop tokens of the request stop
             logprobs=0,  # of the sampled token alone
@@ -119,8 +133,10 @@ class VllmRollout(Rollout):
         if not self.unfinished:
             return []
         try:
-            with torch.random.fork_rng(devices=[]):  # on a CPU vLLM draws from the global generator, then ignores it
+            with torch.random.fork_rng(devices=[]):  # the trainer draws from the CPU's generator, too
+                torch.set_rng_state(self.generator_state)
                 outputs = [output for output in self.engine.step() if output.finished]
+                self.generator_state = torch.get_rng_state()
         except BaseException:
             self.abort()
             raise

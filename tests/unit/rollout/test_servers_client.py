@@ -24,11 +24,10 @@ from rloom.rollout.servers.trtllm import TrtllmApi
 from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.watch import WatchSettings
 from rloom.rollout.servers.wire import COLLECTIVE, SHARED, ServerApi, TransferSettings
-from rloom.runtime.nodes import free_port
 from tests.fake_servers import KINDS, FakeServer, FakeSglang, FakeTrtllm
 from tests.helpers import engine_of, policy
 from tests.interruptions import continued
-from tests.ranks import forkserver
+from tests.ranks import forkserver, free_port
 from tests.waiting import is_running, wait_until
 
 SERVERS = {"sglang": FakeSglang, "trtllm": FakeTrtllm}
@@ -258,6 +257,8 @@ def test_interrupted_requests_go_on_behind_what_their_server_returned(folder: Pa
     kind = COLLECTIVE if name.startswith("vllm") else SHARED
     with client(WIRES[name.split()[0]](), [server.url], engine, kind) as rollout:
         rollout.load_weights(engine.weights(), version=3)
+        dropped = server.calls["/flush_cache"] + server.calls["/reset_prefix_cache"]
+        assert dropped == (name != "trtllm"), "what the server has cached is of older weights"
         stream = rollout.generate_stream()
         next(stream)
         assert stream.send(asked) == []

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from rloom.rollout.base import Request, Sampling
 from rloom.rollout.servers import sglang, trtllm, vllm
@@ -31,7 +32,7 @@ from rloom.rollout.servers.wire import (
 )
 
 ASKED = Request((5, 6), Sampling(4, temperature=0.5, top_p=0.9, stop_ids=(2,)), seed=7)
-WHERE = ServerRendezvous("g", "10.0.0.1", 29500)
+WHERE = ServerRendezvous("g", "10.0.0.1", 29500, TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
 BUCKET = [("a.weight", torch.zeros(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros(4))]
 WIRES: list[Callable[[], ServerApi]] = [SglangApi, TrtllmApi, VllmApi]
 
@@ -89,11 +90,13 @@ def test_sglang_releases_and_resumes_by_tags_and_aborts_by_id() -> None:
 def test_vllm_generates_from_token_ids_at_the_trainers_temperature() -> None:
     """The extension has divided the logits by 0.25: a temperature of 0.5 is 2 of these."""
     assert VllmApi(0.25).generate(ASKED, "r1").path == "/v1/completions"
-    assert VllmApi(0.25).generate(ASKED, "r1").body == (
+    body = (
         b'{"request_id":"r1","prompt":[5,6],"max_tokens":4,"temperature":2.0,"top_p":0.9,"top_k":0,'
         b'"repetition_penalty":1.0,"seed":7,"stop_token_ids":[2],"ignore_eos":true,"logprobs":0,'
         b'"return_token_ids":true,"skip_special_tokens":false}'
     )
+    assert VllmApi(0.25, request_seeds=True).generate(ASKED, "r1").body == body
+    assert VllmApi(0.25).generate(ASKED, "r1").body == body.replace(b'"seed":7,', b"")  # vLLM's sampler is faster
 
 
 def test_an_interrupted_request_is_named_as_the_server_knows_it() -> None:
