@@ -5,6 +5,7 @@ The counts are computed before the mini-batch is split, so the parts of any spli
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rloom.algos.packed import sum_by_sample
@@ -20,18 +21,20 @@ class Counts:
     horizon: int  # maximum answer length, the constant of seq-mean-token-sum-norm
 
     @classmethod
-    def of(cls, batch: Batch, horizon: int) -> "Counts":
-        mask_T = batch.loss_mask_T
-        with_loss = batch.sample_T[mask_T].unique()
+    def of(cls, batch: Batch, horizon: int, rows: Tensor | None = None) -> "Counts":
+        """Of these samples; of all. Their mask is read in place: a mini-batch may have gigabytes."""
+        rows_N = torch.arange(len(batch)) if rows is None else rows
+        tokens_N = batch.loss_tokens(rows_N)
+        with_loss = rows_N[tokens_N > 0]
         samples = with_loss if batch.episode_N is None else batch.episode_N[with_loss].unique()
-        return cls(int(mask_T.sum()), len(samples), horizon)
+        return cls(int(tokens_N.sum()), len(samples), horizon)
 
 
 def episode_tokens(batch: Batch) -> Tensor | None:
     """Tokens in the loss of each sample's episode. None: every sample is an episode."""
     if batch.episode_N is None:
         return None
-    return sum_by_episode(sum_by_sample(batch.loss_mask_T.long(), batch.sample_T, len(batch)), batch)
+    return sum_by_episode(batch.loss_tokens(torch.arange(len(batch))), batch)
 
 
 def aggregate(value_T: Tensor, batch: Batch, mode: str, counts: Counts) -> Tensor:

@@ -38,7 +38,7 @@ class EstimatorNeeds:
 
 @dataclass(frozen=True, kw_only=True)
 class LossNeeds:
-    needs_old_logprobs: bool = False  # even if the update is exactly on-policy
+    needs_old_logprobs: bool = False  # even in a single update
     aggregation: str | None = None  # the only one it is defined for; None: as configured
     ratio_of_answers: bool = False  # one ratio for all tokens of an answer, the geometric mean of theirs
     weighs_answers: bool = False  # rollout correction multiplies by the geometric mean of an answer's weights

@@ -4,7 +4,8 @@ Loss and metrics are shares of the whole mini-batch: the sum over micro-batches 
 tensors, because reading a value here would synchronise host and device in every pass.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -39,8 +40,9 @@ class Objective(Protocol):
     def records_tokens(self) -> bool:
         """Whether an update also returns the model's output for each token."""
 
-    def prepare(self, mini: TrainBatch) -> TrainBatch:
-        """Compute what depends on the whole mini-batch, before it is split."""
+    @property
+    def choose(self) -> Callable[[TrainBatch], Tensor] | None:
+        """Computes chosen_T of a whole mini-batch, before it is split. None: the loss chooses no tokens."""
 
     @property
     def needs_full_kl(self) -> bool: ...
@@ -61,15 +63,16 @@ class PolicyObjective:
     measures_gap: bool = True  # report the difference to the rollout engine's log-probs if no earlier stage did
     bypass: bool = False  # the old log-probs are the rollout engine's, so no earlier stage did
     records_tokens: bool = False
-    correction: CorrectionSettings | None = None  # of bypass mode: by the current policy, in every update
+    correction: CorrectionSettings | None = None  # by the current policy: no earlier pass has computed log-probs
 
     @property
     def needs_entropy_gradient(self) -> bool:
         return self.entropy_coefficient != 0
 
-    def prepare(self, mini: TrainBatch) -> TrainBatch:
+    @property
+    def choose(self) -> Callable[[TrainBatch], Tensor] | None:
         choose = resolve_policy_loss(self.loss_mode).choose
-        return mini if choose is None else replace(mini, chosen_T=choose(mini, self.loss_settings))
+        return None if choose is None else lambda mini: choose(mini, self.loss_settings)
 
     @property
     def needs_full_kl(self) -> bool:
@@ -84,19 +87,18 @@ class PolicyObjective:
             output_T, old_T, batch.advantages_T, batch.loss_mask_T, batch.sample_T, len(batch), batch.chosen_T
         )
         token_loss = entry.loss(terms, self.loss_settings)
-        loss_T = token_loss.loss_T
-        if batch.rollout_weights_T is not None:
-            weights_T = batch.rollout_weights_T
-            loss_T = loss_T * (terms.geometric_mean(weights_T) if entry.weighs_answers else weights_T)
-        corrected: Shares = {}
+        loss_T, weights_T, corrected = token_loss.loss_T, batch.rollout_weights_T, Shares()
         if self.correction is not None:
-            loss_T, corrected = self.corrected(loss_T, output_T.detach(), batch, counts)
+            keep_T, weights_T, corrected = self.corrected(self.correction, output_T.detach(), batch, counts)
+            loss_T = loss_T.where(keep_T, 0)
+        if weights_T is not None:
+            loss_T = loss_T * (terms.geometric_mean(weights_T) if entry.weighs_answers else weights_T)
         loss = aggregate(loss_T, batch, self.aggregation, counts)
         entropy = aggregate(entropy_T, batch, self.aggregation, counts)
         metrics = {"actor/pg_loss": loss.detach(), "actor/entropy": entropy.detach()} | corrected
         for name, value_T in token_loss.parts_T.items():
             metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
-        # exactly on-policy, or in bypass mode: no earlier pass computed log-probs
+        # a single update, or bypass mode: no earlier pass computed log-probs
         if self.measures_gap and (batch.old_logprobs_T is None or self.bypass):
             metrics |= self.gap(output_T.detach(), batch, counts)
         if outputs.routing_mismatch_T is not None:
@@ -109,24 +111,23 @@ class PolicyObjective:
             loss = loss + self.kl_coefficient * kl
         return loss, metrics
 
-    def corrected(self, loss_T: Tensor, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
-        """Weights and rejections by the ratio of the current policy to the rollout engine. A rejected token has loss 0
-        and stays in the counts. Branches of an episode, which may be in several micro-batches, are answers of their
+    @staticmethod
+    def corrected(
+        settings: CorrectionSettings, logprobs_T: Tensor, batch: TrainBatch, counts: Counts
+    ) -> tuple[Tensor, Tensor | None, Shares]:
+        """(tokens that are kept, their weights), by the ratio of the current policy to the rollout engine. A rejected
+        token stays in the counts. Branches of an episode, which may be in several micro-batches, are answers of their
         own."""
-        assert self.correction is not None
-        ratios, settings = Ratios.of_members(batch, logprobs_T, batch.sample_T), self.correction
-        keep_T = kept(ratios, settings, batch.advantages_T)
-        metrics: Shares = {}
+        ratios = Ratios.of_members(batch, logprobs_T, batch.sample_T)
+        keep_T, weights_T, metrics = kept(ratios, settings, batch.advantages_T), None, Shares()
         if settings.rejects:
             metrics["rollout_corr/rollout_rs_masked_fraction"] = aggregate(
-                (~keep_T).to(loss_T.dtype), batch, "token-mean", counts
+                (~keep_T).to(logprobs_T.dtype), batch, "token-mean", counts
             )
-        loss_T = loss_T.where(keep_T, 0)
         if settings.rollout_is is not None:
-            weights_T = weights(ratios, settings.rollout_is, settings.weight_bounds).to(loss_T.dtype)
+            weights_T = weights(ratios, settings.rollout_is, settings.weight_bounds).to(logprobs_T.dtype)
             metrics["rollout_corr/rollout_is_mean"] = aggregate(weights_T, batch, "token-mean", counts)
-            loss_T = loss_T * weights_T
-        return loss_T, metrics
+        return keep_T, weights_T, metrics
 
     def gap(self, logprobs_T: Tensor, batch: TrainBatch, counts: Counts) -> Shares:
         """The differences between the rollout engine's and the trainer's probabilities, and the KL between them."""
@@ -154,9 +155,7 @@ class OutputObjective:
     needs_entropy_gradient = False
     records_tokens = False
     needs_full_kl = False
-
-    def prepare(self, mini: TrainBatch) -> TrainBatch:
-        return mini
+    choose = None
 
 
 @dataclass(frozen=True)

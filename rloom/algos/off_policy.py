@@ -26,7 +26,7 @@ TOKEN, THRESHOLD = "token", 2.0  # the weights above staleness 0 where none are 
 class Denominator(Enum):
     """Where the log-probs in the denominator of the ratio come from."""
 
-    UPDATE = "update"  # the pass of the update itself: one update of a step, on answers of the same weights
+    UPDATE = "update"  # the pass of the update itself: in a step's only update, current and proximal are one policy
     TRAINER = "trainer"  # a scoring pass at the beginning of the step: the proximal policy
     ROLLOUT = "rollout"  # the rollout engine: the behaviour policy
 
@@ -40,7 +40,7 @@ class RatioSettings:
     rollout_is_threshold: Threshold = THRESHOLD
     rollout_rs: str | None = None
     weights_refused: bool = False  # the user set rollout_is=null
-    needs_old_logprobs: bool = False  # a loss, a KL or a rejection reads them even in a single update
+    needs_old_logprobs: bool = False  # a loss, a KL or a correction that was set reads them even in a single update
     updates: int = 1  # of a step: mini-batches times epochs
     loss_mode: str = "vanilla"
     ratio_of_answers: bool = False  # of the loss: LossNeeds
@@ -60,11 +60,10 @@ def choose(settings: RatioSettings, staleness: int) -> RatioChoice:
     threshold = settings.rollout_is_threshold
     if settings.bypass_mode:
         return RatioChoice(Denominator.ROLLOUT, None, threshold)
-    if staleness > 0:
-        return RatioChoice(Denominator.TRAINER, settings.rollout_is or TOKEN, threshold)
-    weighted = settings.rollout_is is not None or settings.rollout_rs is not None
+    weighted = settings.rollout_is is not None or settings.rollout_rs is not None  # measured over the whole batch
     recomputed = settings.updates > 1 or settings.needs_old_logprobs or weighted
-    return RatioChoice(Denominator.TRAINER if recomputed else Denominator.UPDATE, settings.rollout_is, threshold)
+    weights = settings.rollout_is or (TOKEN if staleness > 0 else None)
+    return RatioChoice(Denominator.TRAINER if recomputed else Denominator.UPDATE, weights, threshold)
 
 
 def ratio_faults(settings: RatioSettings, staleness: int, *, mixed: bool) -> Iterator[str]:

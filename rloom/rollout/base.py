@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from rloom.errors import ModelError
 
-REPORT_EVERY_S = 0.1  # completions are sent together: a message to another process takes about a millisecond
+REPORT_EVERY_S = 0.1  # completions are sent together: a message costs the driver about 2 ms
+REPORT_PER_SHARE_S = 0.005  # so that the messages of many shares take less than half of the driver's thread
 TURN_REPORT_S = 0.01  # in conversations, where new requests follow from completions
 UNKNOWN_VERSION = -1  # of an answer without a token
 
@@ -52,11 +53,18 @@ class Request:
     )
     conversation: int | None = None  # episode, numbered until `sleep`: a later request may begin with this one's answer
     begun: Begun | None = None  # the answer goes on behind these tokens, with the weights of now
+    # numbered over the run: the cache of this answer, interrupted, stays for the request that goes on with it
+    answer: int | None = None
 
     @property
     def context(self) -> tuple[int, ...]:
         """The tokens before the first one that is to be sampled."""
         return self.tokens if self.begun is None else (*self.tokens, *self.begun.tokens)
+
+    @property
+    def cache_key(self) -> int | None:
+        """Equal for requests of which a later one may continue the cache of an earlier one."""
+        return self.conversation if self.answer is None else self.answer
 
     @property
     def without_begun(self) -> "Request":
@@ -73,7 +81,10 @@ class Request:
 
 @dataclass(frozen=True)
 class EndedConversation:
-    """In place of a request: the conversation has ended. Its requests are cancelled, and its cache is released."""
+    """In place of a request: the conversation has ended. Its requests are cancelled, and its cache is released.
+
+    Or an interrupted answer that does not go on, by its number.
+    """
 
     conversation: int
 
@@ -96,7 +107,22 @@ class InterruptAll:
     """In place of a request: all unfinished requests end here, and are reported with what they have."""
 
 
-StreamItem = Request | EndedConversation | CancelledRequest | InterruptAll
+@dataclass(frozen=True)
+class WaitIfIdle:
+    """In place of a request: none is left for this engine now, and some may come while others generate."""
+
+    def drops(self, index: int, request: Request) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class PollUntil:
+    """In place of a request: poll so often, counted from the start of the stream. From now on time decides nothing."""
+
+    polls: int
+
+
+StreamItem = Request | EndedConversation | CancelledRequest | InterruptAll | WaitIfIdle | PollUntil
 
 
 @dataclass(frozen=True)
@@ -119,6 +145,7 @@ class Completion:
     interrupted: bool = False  # stopped before its end: it has what was sampled by then, maybe no token
     # of an answer that was interrupted, once it is whole: (tokens, version of the weights that sampled them), in order
     runs: tuple[tuple[int, int], ...] = ()
+    polls: tuple[int, int] = (0, 0)  # of its stream: before it was submitted, and when it was reported
 
     def behind(self, begun: Begun | None) -> "Completion":
         """The whole answer, of the begun tokens and of these."""
@@ -149,6 +176,7 @@ class WeightOwner(Protocol):
 class Rollout(Protocol):
     # of generate_stream, in place of a time: ranks that share an engine have to poll equally often
     polls_per_report: int | None = None
+    report_every_s: float = REPORT_EVERY_S  # of generate_stream
 
     def submit(self, request: Request) -> int:
         """Queue a request. Returns its id, with which `poll` reports it."""
@@ -187,7 +215,10 @@ class Rollout(Protocol):
         return [self.interrupt(request) for request in requests]
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights of these parameters. Called while no request is queued or being generated."""
+        """Replace the weights of these parameters. Called while no request is queued or being generated.
+
+        What older weights have computed may only be reused by requests that go on with an interrupted `answer`.
+        """
 
     def held_weights(self) -> Mapping[str, Tensor] | None:
         """The parameters that it computes with, by the trainer's names. None: in a layout of its own, or elsewhere."""
@@ -207,7 +238,7 @@ class Rollout(Protocol):
         return None
 
     def generate_stream(
-        self, report_every_s: float = REPORT_EVERY_S
+        self, report_every_s: float | None = None
     ) -> Generator[list[tuple[int, Completion]], Sequence[StreamItem], None]:
         """Send it requests, maybe none; it yields what finished in the next `report_every_s`, or earlier if all has.
 
@@ -215,37 +246,25 @@ class Rollout(Protocol):
         of its request among all that were sent. After InterruptAll it yields one for every unfinished request, in the
         order of the indices. Start it with `next`. Closed, it cancels the rest.
         """
-        unfinished: dict[int, tuple[int, Request]] = {}  # (index, request) by id
-        sent, conversing, finished = 0, False, list[tuple[int, Completion]]()
+        report_every_s = self.report_every_s if report_every_s is None else report_every_s
+        stream, finished = StreamedRequests(self), list[tuple[int, Completion]]()
         try:
             while True:
                 items = yield finished
-                finished, polls = [], 0
-                for item in items:
-                    if isinstance(item, Request):
-                        unfinished[self.submit(item)] = sent, item
-                        sent, conversing = sent + 1, conversing or item.conversation is not None
-                        continue
-                    if isinstance(item, InterruptAll):
-                        finished += interrupted(self, unfinished)
-                        unfinished.clear()
-                        continue
-                    for number in [number for number, one in unfinished.items() if item.drops(*one)]:
-                        self.cancel(number)
-                        del unfinished[number]
-                    if isinstance(item, EndedConversation):
-                        self.end_conversation(item.conversation)
+                finished, polls = [one for item in items for one in stream.take(item)], stream.polls
+                conversing = stream.conversing
                 until = time.monotonic() + (min(report_every_s, TURN_REPORT_S) if conversing else report_every_s)
                 most_polls = 1 if conversing else self.polls_per_report
-                if conversing and not unfinished and not items:
-                    time.sleep(TURN_REPORT_S)  # all episodes of this engine wait for their environments
-                while unfinished and not (conversing and finished):
-                    finished += [(unfinished.pop(completion.request)[0], completion) for completion in self.poll()]
-                    polls += 1
-                    if time.monotonic() >= until if self.polls_per_report is None else polls == most_polls:
+                waits = all(isinstance(item, WaitIfIdle) for item in items)  # no item: episodes wait for environments
+                if waits and (conversing or items) and not stream.polls_freely:
+                    time.sleep(TURN_REPORT_S)
+                while stream.polls_freely and not (conversing and finished):
+                    finished += stream.poll()
+                    made = stream.polls - polls
+                    if time.monotonic() >= until if self.polls_per_report is None else made == most_polls:
                         break
         finally:
-            for request in unfinished:
+            for request in stream.unfinished:
                 self.cancel(request)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, Completion]]:
@@ -261,6 +280,57 @@ class Rollout(Protocol):
     def generate_all(self, requests: Sequence[Request]) -> list[Completion]:
         """The completions, in the order of the requests."""
         return [completion for _, completion in sorted(self.generate(requests), key=itemgetter(0))]
+
+
+def report_interval_s(shares: int) -> float:
+    """For each of so many engines that send completions to one driver."""
+    return max(REPORT_EVERY_S, shares * REPORT_PER_SHARE_S)
+
+
+class StreamedRequests:
+    """The requests of one stream, and how often the engine was polled for them."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+        self.unfinished: dict[int, tuple[int, Request]] = {}  # (index, request) by id
+        self.submitted: list[int] = []  # polls before each request, by index
+        self.polls = 0
+        self.conversing = False
+        self.prescribed = False  # the sender decides how often the engine is polled
+
+    @property
+    def polls_freely(self) -> bool:
+        return bool(self.unfinished) and not self.prescribed
+
+    def take(self, item: StreamItem) -> list[tuple[int, Completion]]:
+        """What is reported because of the item."""
+        found: list[tuple[int, Completion]] = []
+        if isinstance(item, Request):
+            self.unfinished[self.rollout.submit(item)] = len(self.submitted), item
+            self.submitted.append(self.polls)
+            self.conversing = self.conversing or item.conversation is not None
+        elif isinstance(item, PollUntil):
+            self.prescribed = True
+            while self.unfinished and self.polls < item.polls:
+                found += self.poll()
+        elif isinstance(item, InterruptAll):
+            found = [self.counted(*one) for one in interrupted(self.rollout, self.unfinished)]
+            self.unfinished.clear()
+        else:
+            for number in [number for number, one in self.unfinished.items() if item.drops(*one)]:
+                self.rollout.cancel(number)
+                del self.unfinished[number]
+            if isinstance(item, EndedConversation):
+                self.rollout.end_conversation(item.conversation)
+        return found
+
+    def poll(self) -> list[tuple[int, Completion]]:
+        completions = self.rollout.poll()
+        self.polls += 1
+        return [self.counted(self.unfinished.pop(one.request)[0], one) for one in completions]
+
+    def counted(self, index: int, completion: Completion) -> tuple[int, Completion]:
+        return index, replace(completion, polls=(self.submitted[index], self.polls))
 
 
 def interrupted(rollout: Rollout, unfinished: Mapping[int, tuple[int, Request]]) -> list[tuple[int, Completion]]:

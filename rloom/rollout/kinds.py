@@ -37,9 +37,13 @@ class RolloutKind:
     # in process, an interrupted request returns the tokens that were sampled of it. False: the next call samples them
     # again
     partial_answers: bool = False
+    keeps_cache: bool = False  # in process, the cache of an interrupted answer can stay over an update of the weights
+    # in process, its answers follow from the requests and from the number of polls between them: a run can be repeated
+    repeats: bool = False
     takes_engine_kwargs: bool = True
     reads_cache_keys: bool = True  # gpu_memory_utilization, max_num_batched_tokens, enforce_eager, free_cache_engine
     sleeps_on_cpu: bool = True  # free_cache_engine has an effect on a CPU
+    optional_seeds: bool = False  # requests have seeds only with request_seeds
     needs_gpu: bool = False  # a smoke run without a GPU uses native
     packages: tuple[str, ...] = ()  # modules that it imports here, in process or in a server that rloom starts
     gpu_sequences: int = 256  # max_num_seqs where it is null
@@ -60,6 +64,8 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
         build="rloom.launch.models:native_rollout",
         records_routing=True,
         partial_answers=True,
+        keeps_cache=True,
+        repeats=True,
         takes_engine_kwargs=False,
         gpu_sequences=1024,  # a GPU decodes 1,024 in little more time than 100; a CPU lacks the memory
         speed=None,
@@ -82,6 +88,7 @@ ROLLOUTS: Mapping[str, RolloutKind] = {
             partial_answers=True,
         ),
         own_model=True,
+        optional_seeds=True,
         tensor_parallel=True,
         partial_answers=True,
         sleeps_on_cpu=False,

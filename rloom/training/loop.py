@@ -1,6 +1,8 @@
 """READ FIRST: the loop that trains a policy. `Training.step` is one step; all else in rloom is called from it."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -19,7 +21,7 @@ from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, answers_of
 from rloom.data.stream import PromptStream
 from rloom.doctor.run.live import LiveDiagnosis
 from rloom.episodes.record import episode_metrics
-from rloom.errors import CheckpointError
+from rloom.errors import CheckpointError, TrainingError
 from rloom.rewards.composite import check_failures, common_reasons
 from rloom.rollout.base import Sampling
 from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
@@ -27,15 +29,26 @@ from rloom.runs.metrics import batch_metrics, part_metrics, throughput, utilisat
 from rloom.runs.mismatch import MismatchMonitor
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
-from rloom.training.ahead import AheadSampler, Queue
+from rloom.training.ahead import AheadSampler, Queue, can_train_all
+from rloom.training.batch_store import BatchStore
 from rloom.training.best import BestSettings
-from rloom.training.checkpoint import Checkpoints, read_state
+from rloom.training.checkpoint import Checkpoints, Writing, read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.queue_file import QueueReader, write_queue
 from rloom.training.roles import Learner, Scorer
 from rloom.training.sampling import DynamicSampling, Sampler
-from rloom.training.steps import AfterStep, CompletedStep, StepLoop, always_continue, worker_metrics
+from rloom.training.steps import (
+    AfterStep,
+    CompletedStep,
+    StepLoop,
+    WriteCheckpoint,
+    always_continue,
+    worker_metrics,
+)
 from rloom.types import Prompt
+
+# Metrics of a step: seconds in which it waited for groups, and in which the rollout engines had no request of a queue
+WAIT, IDLE = "training/wait_s", "rollout/idle_s"
 
 
 class OldLogprobs(Enum):
@@ -62,7 +75,7 @@ class Settings:
     advantage: AdvantageSettings
     sampling: Sampling
     answers_per_prompt: int
-    old_logprobs: OldLogprobs | None  # None: exactly on-policy, and nothing else uses them
+    old_logprobs: OldLogprobs | None  # None: those of the update are used, and nothing else needs them
     kl_in_reward: bool
     kl_estimator: str | None  # its name; None: the step measures no KL to the reference
     correction: CorrectionSettings | None
@@ -139,7 +152,7 @@ class Training(StepLoop):
         kl: KlControl,
         log: RunLog,
         checkpoints: Checkpoints,
-        write_checkpoint: Callable[[Path], None],
+        write_checkpoint: WriteCheckpoint,
         load_checkpoint: Callable[[Path], None],
         after_step: AfterStep = always_continue,
         diagnosis: LiveDiagnosis | None = None,
@@ -151,10 +164,10 @@ class Training(StepLoop):
         self.roles, self.stream, self.load_checkpoint, self.dumps = roles, stream, load_checkpoint, dumps
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
 
-    def interrupt(self) -> None:
-        super().interrupt()
+    def interrupt(self, number: int) -> None:
         if self.roles.sampler.episodes is not None:
             self.roles.sampler.episodes.interrupted = True
+        super().interrupt(number)
 
     def step(self, step: int) -> "StepResult":
         s, roles, log = self.settings, self.roles, self.log
@@ -163,9 +176,10 @@ class Training(StepLoop):
         trajectories, metrics = self.sample(step)
         metrics |= self.probed()
         batch = Batch.pack(trajectories)
+        store = roles.policy.store(batch, step)
 
         # 2. Turn scores into advantages.
-        old_logprobs_T, ref_logprobs_T, values_T = self.model_outputs(batch)
+        old_logprobs_T, ref_logprobs_T, values_T = self.model_outputs(batch, store)
         greedy_N = self.greedy_scores(trajectories, step) if s.algorithm.needs_greedy else None
         with log.span("adv"):
             rewards_T, kl, reward_metrics = self.rewards(batch, old_logprobs_T, ref_logprobs_T)
@@ -180,16 +194,16 @@ class Training(StepLoop):
         metrics |= reward_metrics | mismatch_metrics
         if roles.critic is not None:
             with self.stage("update_critic"):
-                metrics |= roles.critic.learn(train_batch.without_experts(), step, log.advance)
+                metrics |= roles.critic.learn(train_batch.without_experts(), step, log.advance, store=store)
         record = None if self.dumps is None or step <= s.critic_warmup else TokenRecord.empty(len(batch.tokens_T))
         if step > s.critic_warmup:
             with self.stage("update_actor"):
-                metrics |= roles.policy.learn(train_batch, step, log.advance, record)
+                metrics |= roles.policy.learn(train_batch, step, log.advance, record, store)
 
         # 4. Send the new weights to the rollout engines.
-        with self.stage("update_weights"):
+        with self.stage("update_weights"), self.generation_paused(next_step=step + 1):
             roles.sampler.sync_weights(version=step)
-        self.state, self.updates_at_state = self.state_after(step, kl), self.updates
+            self.state, self.updates_at_state = self.state_after(step, kl), self.updates
         return StepResult(trajectories, train_batch, rewards_T, metrics, record)
 
     def state_after(self, step: int, kl: KlControl) -> State:
@@ -212,13 +226,29 @@ class Training(StepLoop):
 
     def sample_ahead(self, ahead: AheadSampler, step: int) -> tuple[list[Trajectory], Metrics]:
         """The groups that are complete and scored first; the others go on in the next step."""
-        with self.stage("gen"):
-            ahead.generate(step, self.log.advance)
+        try:
+            with self.stage("gen"):
+                ahead.generate(step, self.log.advance)
+        except TrainingError:  # rewards that fail are the reason, if they do
+            self.report_failures(ahead.removed)
+            raise
         with self.stage("reward"):
             pending, metrics = ahead.take(step)
             trajectories = pending.scored(self.log.advance, update_moments=True)
-        self.report_failures(trajectories)
-        return trajectories, metrics
+        self.report_failures([*trajectories, *ahead.removed])
+        return trajectories, metrics | {WAIT: self.log.seconds("gen") + self.log.seconds("reward")}
+
+    def generation_paused(self, next_step: int | None = None) -> AbstractContextManager[None]:
+        """Nothing is generated ahead meanwhile. `next_step`: afterwards with its weights."""
+        ahead = self.roles.ahead
+        return nullcontext() if ahead is None else ahead.paused(next_step)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        if self.roles.ahead is not None:
+            self.roles.ahead.check()  # a step may take long
+        with super().stage(name):
+            yield
 
     def probed(self) -> Metrics:
         """How far the log-probs of engines and policy differ on the probe, if the engines were asked."""
@@ -254,7 +284,7 @@ class Training(StepLoop):
             failed = sum(not score.ok for score in scores)
             self.log.message(f"{failed} of {len(scores)} rewards failed: {'; '.join(reasons)}")
 
-    def model_outputs(self, batch: Batch) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def model_outputs(self, batch: Batch, store: BatchStore) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Log-probs of the old policy, log-probs of the reference, values of the critic: those that the step uses.
 
         All are started before the first is waited for: models on workers of their own run at the same time.
@@ -267,7 +297,7 @@ class Training(StepLoop):
         }
         others = batch.without_experts()  # only the policy repeats the rollout's routing
         pending = {
-            stage: scorer.start(batch if stage == "old_log_prob" else others)
+            stage: scorer.start(batch if stage == "old_log_prob" else others, store)
             for stage, scorer in scorers.items()
             if scorer is not None
         }
@@ -283,7 +313,8 @@ class Training(StepLoop):
         """For each trajectory, the score of the greedy answer to its prompt; NaN where that score failed."""
         prompts = {trajectory.group: trajectory.prompt for trajectory in trajectories}
         greedy = replace(self.settings.sampling, temperature=0.0)
-        batch = Batch.pack(self.answer(list(prompts.values()), 1, greedy, f"greedy/{step}", "gen_greedy"))
+        with self.generation_paused():
+            batch = Batch.pack(self.answer(list(prompts.values()), 1, greedy, f"greedy/{step}", "gen_greedy"))
         score_G = self.penalised(batch).score_N.where(batch.valid_N, torch.nan)[batch.counted_N]
         index_of = {group: index for index, group in enumerate(prompts)}
         return score_G[torch.tensor([index_of[trajectory.group] for trajectory in trajectories])]
@@ -328,7 +359,10 @@ class Training(StepLoop):
         return replace(train_batch, rollout_weights_T=found.weights_T, keep_T=found.keep_T), dict(found.metrics)
 
     def warn_of_mismatch(self, step: int, result: StepResult) -> None:
-        versions = {turn.version for trajectory in result.trajectories for turn in trajectory.turns}
+        turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
+        versions = {version for turn in turns for version in turn.versions}
+        if self.roles.ahead is not None and versions != {step - 1}:
+            return  # the figure has the difference between the versions, too
         found = self.mismatch_monitor.check(result.metrics, engine_versions=versions, trainer_version=step - 1)
         if found is not None:
             self.log.warning(**found.fields)
@@ -341,16 +375,28 @@ class Training(StepLoop):
     def train_step(self, step: int) -> CompletedStep:
         with self.log.span("step"):
             result = self.step(step)
+        if self.roles.ahead is not None:
+            result.metrics[IDLE] = self.idle_s(self.roles.ahead.generated(), step)
         metrics = self.record(step, result)
         return CompletedStep(metrics, partial(self.roles.sampler.rows, result.trajectories, step))
+
+    def idle_s(self, generated: Sequence[tuple[float, float]], step: int) -> float:
+        """Seconds of the step, which has just ended, in which the engines had no request. `generated`: since the end
+        of the step before, when they had some."""
+        self.log.events.write("generation", step=step, spans=generated)
+        seconds = self.log.seconds("step")
+        started = time.time() - seconds
+        busy_s = sum(max(0.0, end - max(begin, started)) for begin, end in generated)
+        return max(0.0, seconds - busy_s - self.log.seconds("gen_greedy"))
 
     def saved_state(self) -> dict[str, Any]:
         return self.state.saved()
 
-    def write(self, folder: Path) -> None:
-        super().write(folder)
+    def write(self, folder: Path, background: bool) -> Writing | None:
+        writing = super().write(folder, background)
         if self.state.queue is not None:
             write_queue(folder, self.state.queue)
+        return writing
 
     def record(self, step: int, result: StepResult) -> Metrics:
         s, log, train_batch = self.settings, self.log, result.train_batch
@@ -372,7 +418,7 @@ class Training(StepLoop):
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device, devices=s.devices)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
             if learner is not None and learner.work is not None:
-                flops = learner.work.update_flops(train_batch.length_N) * learner.mini_batching.epochs
+                flops = float(learner.work.update_flops(train_batch.length_N).sum()) * learner.mini_batching.epochs
                 metrics |= utilisation(
                     name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
                 )
@@ -386,7 +432,7 @@ class Training(StepLoop):
         evaluator, log = self.roles.evaluator, self.log
         if evaluator is None:
             return {}
-        with self.stage("testing"):
+        with self.stage("testing"), self.generation_paused():
             answers = evaluator.answer(step, log.advance)
         self.report_failures(answers)
         metrics = evaluator.metrics(answers)
@@ -413,12 +459,18 @@ class Training(StepLoop):
     def load_queue(self, checkpoint: Path | None, step: int) -> None:
         """The groups of a checkpoint. None: the data are others, and so are their prompts."""
         ahead = self.roles.ahead
-        reader = QueueReader({prompt.index: prompt for prompt in self.stream.rows}, self.settings.answers_per_prompt)
+        reader = QueueReader(self.stream.rows, self.settings.answers_per_prompt)
         queue = None if checkpoint is None else reader.read(checkpoint)
+        if ahead is not None and queue is not None and not can_train_all(queue.groups, step + 1, ahead.settings):
+            raise CheckpointError(
+                f"{checkpoint} has groups of answers that are too old for trainer.v1.sampler.max_off_policy_threshold="
+                f"{ahead.settings.max_staleness} and data.train_batch_size={ahead.settings.groups_per_step}; resume "
+                "with the values of the run that saved it, or with trainer.v1.sampler.max_off_policy_strategy=drop"
+            )
         if ahead is not None:
-            ahead.load(Queue(admitted=step * ahead.settings.groups_per_step) if queue is None else queue)
+            ahead.load(Queue(admitted=step * ahead.settings.groups_per_step) if queue is None else queue, step)
         elif queue is not None and queue.groups:
             raise CheckpointError(
                 f"{checkpoint} has {len(queue.groups)} groups of answers that were generated ahead, which would be "
-                "lost with trainer.v1.trainer_mode=sync; resume with trainer.v1.trainer_mode=colocate_async"
+                "lost with trainer.v1.trainer_mode=sync; resume with colocate_async or separate_async"
             )

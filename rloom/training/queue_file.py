@@ -3,6 +3,7 @@
 A: answers, T: tokens of all answers, R: runs of tokens that one version of the weights sampled.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +20,7 @@ from rloom.training.ahead import Queue, QueuedAnswer, QueuedGroup
 from rloom.types import Prompt
 
 QUEUE_FILE = "queue.safetensors"
-COUNTS = ("admitted", "dropped")  # groups, in the metadata
+ADMITTED = "admitted"  # groups in all, in the metadata
 
 
 def write_queue(folder: Path, queue: Queue) -> None:
@@ -38,14 +39,14 @@ def write_queue(folder: Path, queue: Queue) -> None:
         "tokens_R": torch.tensor([tokens for tokens, _ in runs], dtype=torch.long),
         "version_R": torch.tensor([version for _, version in runs], dtype=torch.long),
     }
-    save_file(tensors, folder / QUEUE_FILE, {name: str(getattr(queue, name)) for name in COUNTS})
+    save_file(tensors, folder / QUEUE_FILE, {ADMITTED: str(queue.admitted)})
 
 
 @dataclass(frozen=True)
 class QueueReader:
-    """What the run has of the rows: its prompts by their row in the data, and its answers to each."""
+    """What the run has of the rows: its prompts, in the order of their rows in the data, and its answers to each."""
 
-    prompts: Mapping[int, Prompt]
+    prompts: Sequence[Prompt]
     answers_per_prompt: int
 
     def read(self, checkpoint: Path) -> Queue | None:
@@ -56,8 +57,8 @@ class QueueReader:
         try:
             with safe_open(file, framework="pt") as found:
                 tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118  it is no mapping
-                counts = {name: int((found.metadata() or {})[name]) for name in COUNTS}
-            return Queue(tuple(self.groups(tensors)), **counts)
+                admitted = int((found.metadata() or {})[ADMITTED])
+            return Queue(tuple(self.groups(tensors)), admitted)
         except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
             raise CheckpointError(
                 f"{file}: the unfinished answers cannot be read ({type(error).__name__}: {error}); resume from another "
@@ -73,8 +74,14 @@ class QueueReader:
                 raise ValueError(
                     f"{len(answers)} answers to a prompt; actor_rollout_ref.rollout.n={self.answers_per_prompt}"
                 )
-            groups.append(QueuedGroup(number, self.prompts[prompt], answers))
+            groups.append(QueuedGroup(number, self.prompt_of(prompt), answers))
         return groups
+
+    def prompt_of(self, row: int) -> Prompt:
+        place = bisect_left(self.prompts, row, key=lambda prompt: prompt.index)
+        if place == len(self.prompts) or self.prompts[place].index != row:
+            raise ValueError(f"the data have no row {row}")
+        return self.prompts[place]
 
 
 def queued_answers(tensors: Mapping[str, Tensor]) -> list[QueuedAnswer]:

@@ -170,9 +170,7 @@ class DynamicSampling:
         kept: list[list[Trajectory]] = []
         for number in range(1, self.max_rounds + 1):
             trajectories = generate_round(number)
-            batch = Batch.pack(trajectories)
-            informative = informative_groups(batch.score_N, batch.group_N, batch.valid_N)
-            members: dict[int, list[Trajectory]] = {group: [] for group in batch.group_N.unique()[informative].tolist()}
+            members: dict[int, list[Trajectory]] = {group: [] for group in with_different_scores(trajectories)}
             for trajectory in trajectories:
                 if trajectory.group in members:
                     members[trajectory.group].append(trajectory)
@@ -182,11 +180,22 @@ class DynamicSampling:
                 filled = [replace(trajectory, group=group) for group, found in chosen for trajectory in found]
                 surplus = float(len(kept) - self.groups_per_step)
                 return FilledStep(filled, {ROUNDS: float(number), SURPLUS: surplus})
-        raise TrainingError(
+        raise self.too_few(len(kept))
+
+    def too_few(self, kept: int) -> TrainingError:
+        return TrainingError(
             f"algorithm.filter_groups.max_num_gen_batches={self.max_rounds}: after so many rounds only "
-            f"{len(kept)} of {self.groups_per_step} groups have answers of different score. Too easy or too hard "
+            f"{kept} of {self.groups_per_step} groups have answers of different score. Too easy or too hard "
             "for this model: change the data, raise rollout.n, or allow more rounds"
         )
+
+
+def with_different_scores(trajectories: Sequence[Trajectory]) -> list[int]:
+    """The groups whose advantages are not all 0."""
+    batch = Batch.pack(trajectories)
+    informative = informative_groups(batch.score_N, batch.group_N, batch.valid_N)
+    found: list[int] = batch.group_N.unique()[informative].tolist()
+    return found
 
 
 def expected(rows: Sequence[EpisodeRow], share: int, tokens: int) -> tuple[int, int, int]:

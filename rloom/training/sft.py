@@ -19,7 +19,7 @@ from rloom.training.best import BestSettings
 from rloom.training.checkpoint import Checkpoints, read_state
 from rloom.training.memory import SFT_UPDATE, SFT_VALIDATION, explain_out_of_memory
 from rloom.training.roles import Learner
-from rloom.training.steps import CompletedStep, StepLoop, worker_metrics
+from rloom.training.steps import CompletedStep, StepLoop, WriteCheckpoint, worker_metrics
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SftTraining(StepLoop):
         workers: Group | None,  # all of them, iff they are other processes
         log: RunLog,
         checkpoints: Checkpoints,
-        write_checkpoint: Callable[[Path], None],
+        write_checkpoint: WriteCheckpoint,
         load_checkpoint: Callable[[Path], None],
         diagnosis: LiveDiagnosis | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class SftTraining(StepLoop):
         s = self.settings
         metrics |= throughput(tokens=tokens, seconds=seconds, device=s.device, devices=s.devices)
         if self.model.work is not None:
-            flops = self.model.work.update_flops(batch.length_N)
+            flops = float(self.model.work.update_flops(batch.length_N).sum())
             metrics |= utilisation("actor", flops=flops, seconds=seconds, peak_flops=s.peak_flops)
         if self.workers is not None:
             metrics |= worker_metrics(self.workers)
@@ -90,7 +90,7 @@ class SftTraining(StepLoop):
         if not self.held_out:
             return {}
         size, loss, tokens = self.settings.rows_per_validation_pass, 0.0, 0
-        with self.log.span("testing"), explain_out_of_memory(SFT_VALIDATION):
+        with self.log.span("testing"), explain_out_of_memory(SFT_VALIDATION), self.can_stop():
             for first in range(0, len(self.held_out), size):
                 batch = pack(self.held_out[first : first + size])
                 logprobs_T = self.model.scorer.score(batch)

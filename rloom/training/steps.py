@@ -1,9 +1,11 @@
 """What a training loop does around its steps: validation and checkpoints where due, ctrl-C, saving after an error."""
 
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,11 +18,12 @@ from rloom.language import translate
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
 from rloom.training.best import MEAN, Best, BestSettings
-from rloom.training.checkpoint import Checkpoints
+from rloom.training.checkpoint import Checkpoints, Saving, Writing, do_nothing
 from rloom.training.memory import explain_out_of_memory
 
 MODELS = {"actor": "the policy", "critic": "the critic", "train": "the model"}  # by the prefix of their metrics
 Rows = Callable[[], list[dict[str, Any]]]
+WriteCheckpoint = Callable[[Path, bool], Writing | None]  # (folder, whether in the background)
 AfterStep = Callable[[int, Metrics, Rows], bool]  # (step, its metrics, its answers) -> whether to go on
 
 
@@ -63,14 +66,17 @@ class StepLoop(ABC):
         state: StepState,
         log: RunLog,
         checkpoints: Checkpoints,
-        write_checkpoint: Callable[[Path], None],
+        write_checkpoint: WriteCheckpoint,
         after_step: AfterStep = always_continue,
         diagnosis: LiveDiagnosis | None = None,  # None: no warnings about the course of the run
     ) -> None:
         self.settings, self.state, self.log = settings, state, log
         self.checkpoints, self.write_checkpoint = checkpoints, write_checkpoint
         self.after_step, self.diagnosis = after_step, diagnosis
+        self.saving: Saving | None = None  # the checkpoint that is being written
         self.interrupted = False  # by a signal
+        self.terminated = False  # by SIGTERM
+        self.saves_at_once = False  # at SIGTERM
         self.stopped = False  # by `after_step`, or because validations do not get better
         self.validated: set[str] = set()  # names of the metrics of earlier validations
         self.best: Best | None = None  # None: there was no validation yet, or none is chosen
@@ -106,25 +112,47 @@ class StepLoop(ABC):
             self.add_history([{**first, "step": 0}])
         self.first_step = self.state.step + 1
         with deferred_interrupt(self.interrupt):
-            while not self.ended and not self.interrupted and not self.stopped:
-                self.take_step(self.state.step + 1)
-        if self.interrupted and not self.ended:
-            raise KeyboardInterrupt
+            with suppress(KeyboardInterrupt):
+                while not self.ended and not self.interrupted and not self.stopped:
+                    self.take_step(self.state.step + 1)
+                if not self.interrupted or self.ended:
+                    return
+            raise KeyboardInterrupt(self.save_last_step())
 
     @property
     def ended(self) -> bool:
         return self.data_ended or self.state.step >= self.settings.total_steps
 
-    def interrupt(self) -> None:
-        """The step is completed first, so that the run resumes exactly."""
+    def interrupt(self, number: int) -> None:
+        """After ctrl-C the step is completed first. A scheduler kills a run some time after SIGTERM, which may be
+        shorter than a step: without an update yet, the step is left out. Its answers are generated again, the same
+        ones, by the run that goes on."""
         self.interrupted = True
-        self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
+        if number == signal.SIGINT:
+            self.log.message("Stopping: this step is finished and saved first. Once more stops at once.")
+            return
+        self.log.message("SIGTERM: stopping. The last step is saved, and this one too if its update has begun.")
+        self.terminated = True
+        if self.saves_at_once:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def can_stop(self) -> Iterator[None]:
+        """What may take long and changes no weights. SIGTERM, also an earlier one, ends it."""
+        self.saves_at_once = True
+        try:
+            if self.terminated:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self.saves_at_once = False
 
     def take_step(self, step: int) -> None:
         """One step, then validation and a checkpoint where due. After an error, the last step is saved if possible."""
         last = step == self.settings.total_steps
         self.log.begin_step(step)
         try:
+            self.check_saving()
             try:
                 completed = self.train_step(step)
             except EndOfData:
@@ -138,10 +166,8 @@ class StepLoop(ABC):
                 self.compare_with_best(step, found)
             self.warn_of_skipped_updates(step, metrics)
             self.warn_of_faults(step, metrics)
-            if last or is_due(self.settings.save_every, step, last):
-                self.save()
-            if self.best is not None and self.best.step == step:
-                self.keep_best(former)
+            self.check_saving()
+            self.save_if_due(step, former, last=last)
             self.stopped = not self.after_step(step, metrics, completed.rows) or self.out_of_patience
             if self.stopped:
                 self.save()
@@ -166,15 +192,19 @@ class StepLoop(ABC):
                 "(trainer.early_stopping_patience)"
             )
 
-    def keep_best(self, former: Best | None) -> None:
-        """Save the step of the best validation. The checkpoint of the one before it goes, unless it was due."""
-        if not self.settings.best.keep:
-            return
-        step = self.save().name
-        self.checkpoints.point_to_best(self.state.step)
+    def save_if_due(self, step: int, former: Best | None, *, last: bool) -> None:
+        """`former`: the best validation before this step."""
+        is_best = self.settings.best.keep and self.best is not None and self.best.step == step
+        if last or is_best or is_due(self.settings.save_every, step, last):
+            self.save(background=not last, after=partial(self.keep_best, step, former) if is_best else do_nothing)
+        if is_best:
+            self.log.message(f"The best validation so far: {self.checkpoints.path(step).name}")
+
+    def keep_best(self, step: int, former: Best | None) -> None:
+        """When the checkpoint of the best validation is complete, that of the one before it goes, unless it was due."""
+        self.checkpoints.point_to_best(step)
         if former is not None and not is_due(self.settings.save_every, former.step, last=False):
             self.checkpoints.discard(former.step)
-        self.log.message(f"The best validation so far: {step}")
 
     @property
     def out_of_patience(self) -> bool:
@@ -195,9 +225,7 @@ class StepLoop(ABC):
         former = self.best
         if last >= self.first_step and every is not None and not is_due(every, last, last=False):
             self.compare_with_best(last, self.validate(last))
-        self.save()
-        if self.best is not None and self.best.step == last:
-            self.keep_best(former)
+        self.save_if_due(last, former, last=True)
 
     def add_history(self, records: Iterable[Mapping[str, float]]) -> None:
         """What was measured before the first step of this process; with "step"."""
@@ -236,15 +264,18 @@ class StepLoop(ABC):
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """A timed part of a step that uses GPUs."""
-        with self.log.span(name), explain_out_of_memory(name):
+        changes_weights = name.startswith("update")
+        with self.log.span(name), explain_out_of_memory(name), nullcontext() if changes_weights else self.can_stop():
             yield
 
     def save_after(self, error: Exception) -> str:
         """Save the last completed step after an error, if possible. Returns what the user is told."""
         if isinstance(error, CheckpointError):  # saving has failed
+            self.settle()
             return self.last_checkpoint()
         if isinstance(error, WorkerError) or (isinstance(error, RloomError) and error.worker is not None):
             # saving is collective: the other workers would wait for the failed one
+            self.settle()
             return f"A worker failed, so nothing was saved after it. {self.last_checkpoint()}"
         try:
             return self.save_last_step()
@@ -253,6 +284,7 @@ class StepLoop(ABC):
 
     def save_last_step(self) -> str:
         """Save the last completed step, unless an update has begun since."""
+        self.settle()
         if self.state.step == 0:
             return "No step was completed, so there is nothing to save."
         if self.updates != self.updates_at_state:
@@ -265,18 +297,45 @@ class StepLoop(ABC):
             return "No checkpoint was saved yet."
         return f"The last good checkpoint is {self.checkpoints.path(steps[-1])}; the same command goes on from it."
 
-    def save(self) -> Path:
+    def save(self, *, background: bool = False, after: Callable[[], None] = do_nothing) -> Path:
+        """The checkpoint of the last completed step. In the background it is complete after this returns, and `after`
+        is called then. The one before it is always waited for: one is in host memory at a time."""
         path = self.checkpoints.path(self.state.step)
-        if path.exists():
-            return path
         with self.log.span("save_checkpoint"):
+            self.finish_saving()
+            if path.exists():
+                after()
+                return path
             state = self.saved_state() | ({"best": self.best.saved()} if self.best is not None else {})
             kept = self.best.step if self.best is not None and self.settings.best.keep else None
-            return self.checkpoints.save(self.state.step, self.write, state, best=kept)
+            self.saving = self.checkpoints.begin(
+                self.state.step, partial(self.write, background=background), state, best=kept, after=after
+            )
+            if not background:
+                self.finish_saving()
+        return path
 
-    def write(self, folder: Path) -> None:
+    def finish_saving(self) -> None:
+        if self.saving is not None:
+            self.saving.finish()
+            self.saving = None
+
+    def check_saving(self) -> None:
+        """What stopped the save of an earlier step ends the run here."""
+        if self.saving is not None:
+            self.saving.check()
+            if self.saving.is_over:
+                self.finish_saving()
+
+    def settle(self) -> None:
+        """After an error, the checkpoint that is being written is completed if its writers can."""
+        if self.saving is not None:
+            saving, self.saving = self.saving, None
+            saving.settle()
+
+    def write(self, folder: Path, background: bool) -> Writing | None:
         """The folders and files of a checkpoint, beside `saved_state`."""
-        self.write_checkpoint(folder)
+        return self.write_checkpoint(folder, background)
 
 
 def worker_metrics(workers: Group) -> Metrics:

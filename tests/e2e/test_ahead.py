@@ -13,23 +13,33 @@ import pytest
 from rloom.rollout.base import Completion
 from rloom.rollout.native.engine import NativeRollout
 from rloom.runs.dumps.reader import Dumps
+from rloom.training.sampling import ROUNDS, SURPLUS
 from tests.e2e.runs import command, records, run_with_log, same, train, weights
 from tests.ranks import forkserver
 from tests.waiting import wait_until
 
 GRPO = ("algorithm.adv_estimator=grpo",)
 AHEAD = (*GRPO, "trainer.v1.trainer_mode=colocate_async", "trainer.v1.sampler.max_off_policy_strategy=wait")
+FILTERED = ("algorithm.filter_groups.enable=True", "actor_rollout_ref.rollout.n=4")
 SPANS = "training/off_policy/trajectory_spans/max"
 WORST = "training/off_policy/trajectory_staleness_worst/max"
 
 
-def test_with_nothing_ahead_a_run_computes_what_a_synchronous_one_does_bit_for_bit(tmp_path: Path) -> None:
-    train(tmp_path / "sync", 2, *GRPO)
-    train(tmp_path / "ahead", 2, *AHEAD, "trainer.v1.colocate_async.num_warmup_batches=0")
+@pytest.mark.parametrize("keys", [(), pytest.param(FILTERED, marks=pytest.mark.long)])
+def test_with_nothing_ahead_a_run_computes_what_a_synchronous_one_does_bit_for_bit(
+    tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    train(tmp_path / "sync", 2, *GRPO, *keys)
+    train(tmp_path / "ahead", 2, *AHEAD, "trainer.v1.colocate_async.num_warmup_batches=0", *keys)
     assert same(weights(tmp_path / "sync", 2), weights(tmp_path / "ahead", 2))
     for step in (1, 2):
         assert Dumps(tmp_path / "ahead").answers("train", step, 0) == Dumps(tmp_path / "sync").answers("train", step, 0)
     assert [record[WORST] for record in records(tmp_path / "ahead")] == [0.0, 0.0]
+    found, expected = (
+        [[record.get(name) for name in (ROUNDS, SURPLUS)] for record in records(tmp_path / run)]
+        for run in ("ahead", "sync")
+    )
+    assert found == expected
 
 
 def run_by_polls(directory: Path, steps: int, *overrides: str) -> None:

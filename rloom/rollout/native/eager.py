@@ -28,10 +28,10 @@ from rloom.rollout.native.slot_cache import DecodeAttention, PrefillAttention, S
 
 @dataclass(eq=False)
 class KeptSlot:
-    """A finished answer of a conversation in a slot that no sequence runs in. Its last token is not in the cache."""
+    """An answer that a request may continue, in a slot that no sequence runs in. Its last token is not in the cache."""
 
     slot: int
-    conversation: int
+    key: int  # of the request
     tokens: tuple[int, ...]  # of the request and the answer
 
     def common(self, tokens: tuple[int, ...]) -> int:
@@ -56,8 +56,7 @@ class EagerSession:
         device: torch.device,
     ) -> None:
         self.network, self.cache, self.device = network, cache, device
-        self.sampling, self.max_prefill_tokens = request.sampling.without_limit, max_prefill_tokens
-        self.longest = longest_answer
+        self.max_prefill_tokens, self.longest = max_prefill_tokens, longest_answer
         self.requests: dict[int, Request] = {}  # that wait or run
         self.waiting: deque[int] = deque()
         self.request_of: list[int] = []  # of each running slot
@@ -74,8 +73,12 @@ class EagerSession:
         self.uniform = torch.zeros(slots, longest, device=device)
         self.tokens = torch.zeros(slots, longest, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(slots, longest, device=device)
+        self.set_sampling(request)
+
+    def set_sampling(self, request: Request) -> None:
+        self.sampling = request.sampling.without_limit
         stop_ids = () if self.sampling.ignore_eos else self.sampling.stop_ids
-        self.stop_ids = torch.tensor(stop_ids, dtype=torch.long, device=device)
+        self.stop_ids = torch.tensor(stop_ids, dtype=torch.long, device=self.device)
 
     @property
     def count(self) -> int:
@@ -87,15 +90,17 @@ class EagerSession:
 
     def fits(self, request: Request) -> bool:
         sampling, length = request.sampling, len(request.tokens) + request.sampling.max_new_tokens
-        alike = sampling.without_limit == self.sampling
+        alike = self.idle or sampling.without_limit == self.sampling
         return alike and length <= self.cache.length and sampling.max_new_tokens <= self.longest
 
     def add(self, number: int, request: Request) -> None:
-        """A request whose conversation has a cache waits before those that have none: fewer caches are dropped."""
+        """A request that may continue a cache waits before those that have none: fewer caches are dropped."""
+        if self.idle:
+            self.set_sampling(request)
         self.requests[number] = request
-        first, kept = len(self.waiting), {one.conversation for one in self.kept}
-        if request.conversation in kept:
-            first = [*(self.requests[other].conversation in kept for other in self.waiting), False].index(False)
+        first, kept = len(self.waiting), {one.key for one in self.kept}
+        if request.cache_key in kept:
+            first = [*(self.requests[other].cache_key in kept for other in self.waiting), False].index(False)
         self.waiting.insert(first, number)
 
     @torch.inference_mode()
@@ -120,6 +125,11 @@ class EagerSession:
             else self.read_answer(slot_of[number])
             for number in numbers
         ]
+        for one in found:
+            request = self.requests[one.request]
+            if request.answer is not None and one.request in slot_of:
+                tokens = (*request.tokens, *one.tokens_L.tolist())
+                self.kept.append(KeptSlot(slot_of[one.request], request.answer, tokens))
         self.cancel(*numbers)
         return found
 
@@ -134,7 +144,10 @@ class EagerSession:
         return bool(self.kept)
 
     def end_conversation(self, conversation: int) -> None:
-        self.kept = [kept for kept in self.kept if kept.conversation != conversation]
+        self.kept = [kept for kept in self.kept if kept.key != conversation]
+
+    def weights_changed(self) -> None:
+        """A prompt is shared by the answers of one prefill pass."""
 
     def tokens_so_far(self, number: int) -> Tensor:
         if number not in self.request_of:
@@ -234,7 +247,7 @@ class EagerSession:
     def continued(self, request: Request) -> KeptSlot | None:
         """The kept sequence of which the request reuses most."""
         context = request.context
-        kept = [one for one in self.kept if one.conversation == request.conversation and one.common(context)]
+        kept = [one for one in self.kept if one.key == request.cache_key and one.common(context)]
         return max(kept, key=lambda one: one.common(context), default=None)
 
     def clear_slot(self, slot: int) -> None:

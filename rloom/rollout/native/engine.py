@@ -49,10 +49,11 @@ class NativeRollout(Rollout):
         eager: bool = False,  # no captured graphs
         longest_prompt: int = 0,  # known beforehand, so that the cache need not grow later
         records_routing: bool = False,  # completions have the experts that the model's routers chose
+        keeps_cache: bool = False,  # of interrupted answers, whatever happens to the weights until they go on
     ) -> None:
         self.network, self.owner, self.device = network, owner, owner.device
         self.max_sequences, self.max_prefill_tokens = max_sequences, max_prefill_tokens
-        self.memory_share, self.free_cache = memory_share, free_cache
+        self.memory_share, self.free_cache, self.keeps_cache = memory_share, free_cache and not keeps_cache, keeps_cache
         self.eager, self.longest_prompt, self.page_tokens = eager, longest_prompt, PAGE_TOKENS
         self.routing_shape = network.decoder.install_replay() if records_routing else None
         self.ids, self.version = count(), 0
@@ -152,8 +153,7 @@ class NativeRollout(Rollout):
         first = next(iter(self.waiting.values()))
         kind = first.sampling.without_limit
         requests = [request for request in self.waiting.values() if request.sampling.without_limit == kind]
-        self.network.module.eval()
-        self.on_device.enter_context(self.owner.on_device())
+        self.load_model()
         if self.uses_graphs:
             try:
                 from rloom.rollout.native.graph_session import GraphSession  # imports triton
@@ -165,8 +165,15 @@ class NativeRollout(Rollout):
         cache, longest = self.slot_cache_for(requests), self.longest_answer(requests)
         return EagerSession(self.network, cache, first, longest, self.max_prefill_tokens, self.device)
 
+    def load_model(self) -> None:
+        self.network.module.eval()
+        self.on_device.enter_context(self.owner.on_device())
+
     def end_if_idle(self, session: Session) -> None:
-        if session.idle and (self.waiting or not session.keeps_conversations):
+        """A session that keeps caches goes on, with another sampling if need be, unless the next request is too large
+        for it."""
+        waits = next(iter(self.waiting.values()), None)
+        if session.idle and (not session.keeps_conversations or (waits is not None and not session.fits(waits))):
             self.end_session()
 
     def end_session(self) -> None:
@@ -278,7 +285,10 @@ class NativeRollout(Rollout):
 
     def load_weights(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         assert not self.unfinished
-        self.end_session()
+        if self.session is not None and self.keeps_cache:
+            self.session.weights_changed()
+        else:
+            self.end_session()
         copy_weights(weights, self.network.module)
         self.version = version
 
@@ -286,7 +296,9 @@ class NativeRollout(Rollout):
         return dict(self.network.module.named_parameters())
 
     def sleep(self) -> None:
-        if not self.unfinished:
+        if self.keeps_cache:
+            self.on_device.close()
+        elif not self.unfinished:
             self.end_session()  # no conversation goes on after it
         if self.free_cache:
             self.slot_cache = None
@@ -294,4 +306,10 @@ class NativeRollout(Rollout):
                 self.decoder.cache.sleep()
 
     def wake(self) -> None:
-        """The next session allocates what it needs."""
+        """The next session allocates what it needs. One that keeps caches goes on, if its graphs still hold the
+        addresses of the weights."""
+        if self.keeps_cache and self.session is not None:
+            self.on_device.close()
+            self.load_model()
+            if self.decoder is not None and not self.decoder.weights_stayed():
+                self.end_session()

@@ -21,7 +21,6 @@ STEPS = 8  # launched between two reads of what is done
 class GraphSession:
     def __init__(self, decoder: GraphDecoder, request: Request, max_prefill_tokens: int) -> None:
         self.decoder, self.max_prefill_tokens = decoder, max_prefill_tokens
-        self.sampling = request.sampling.without_limit
         cache = decoder.cache
         self.longest_pages = min(cache.pages, decoder.table.width)
         self.scheduler = Scheduler(
@@ -33,7 +32,11 @@ class GraphSession:
         )
         self.previous: DoneSnapshot | None = None
         self.preempted = 0  # sequences, counted each time
-        decoder.slots.set_sampling(self.sampling)
+        self.set_sampling(request)
+
+    def set_sampling(self, request: Request) -> None:
+        self.sampling = request.sampling.without_limit
+        self.decoder.slots.set_sampling(self.sampling)
 
     @property
     def idle(self) -> bool:
@@ -44,12 +47,14 @@ class GraphSession:
         parts = len(request.tokens), sampling.max_new_tokens
         pages = sum(pages_of(tokens, decoder.cache.page_tokens) for tokens in parts)
         return (
-            sampling.without_limit == self.sampling
+            (self.idle or sampling.without_limit == self.sampling)
             and pages <= self.longest_pages
             and sampling.max_new_tokens <= decoder.slots.longest_answer
         )
 
     def add(self, number: int, request: Request) -> None:
+        if self.idle:
+            self.set_sampling(request)
         self.scheduler.add(number, request)
 
     def cancel(self, *numbers: int) -> None:
@@ -69,7 +74,10 @@ class GraphSession:
             found |= {one.request: one for one in self.collect(decoder.snapshot_done(running))}
         stopped = [sequence for sequence in running if not sequence.collected]
         if stopped:
-            found |= {one.request: one._replace(interrupted=True) for one in decoder.read_answers(stopped)}
+            answers = decoder.read_answers(stopped)
+            found |= {one.request: one._replace(interrupted=True) for one in answers}
+            for sequence, one in zip(stopped, answers, strict=True):
+                scheduler.keep(sequence, one.tokens_L.tolist(), interrupted=True)
         scheduler.cancel(*numbers)
         return [found[number] for number in numbers]
 
@@ -79,6 +87,9 @@ class GraphSession:
 
     def end_conversation(self, conversation: int) -> None:
         self.scheduler.end_conversation(conversation)
+
+    def weights_changed(self) -> None:
+        self.scheduler.forget_prompts()
 
     def tokens_so_far(self, number: int) -> Tensor:
         """Waits for the steps in flight."""

@@ -6,7 +6,8 @@ to be prefilled again with the tokens they have.
 
 The pages of a finished answer stay if it is one of a conversation: the next request prefills only the tokens after
 those that it has in common. Pages are released when the conversation ends, or, those that wait longest first, when
-other sequences need them.
+other sequences need them. So do those of an interrupted answer that has a number, for the request that goes on with
+it. New weights may have come in between; no other request then shares its prompt.
 """
 
 from collections import Counter, deque
@@ -99,7 +100,7 @@ class SharedPrompt:
 
 @dataclass(eq=False)
 class KeptSequence:
-    """The cache of a finished answer, which a request may continue. The last token is not in the cache."""
+    """The cache of an answer that a request may continue. The last token is not in the cache."""
 
     prompt: SharedPrompt
     own: tuple[int, ...]  # all tokens after the prompt
@@ -129,7 +130,7 @@ class RunningSequence:
     pages: list[int]  # of its own tokens
     progress: Progress | None = None  # before it was interrupted or preempted
     earlier: tuple[int, ...] = ()  # own tokens before the answer, iff it continues a kept sequence
-    reused: int = 0  # of them, in the cache already
+    reused_tokens: int = 0  # in the cache before its prefill pass, those of the prompt included
     collected: bool = False  # it has ended, was cancelled or was preempted
 
     @property
@@ -147,16 +148,10 @@ class RunningSequence:
         return self.request if self.earlier or self.progress is not None else self.prompt.tokens
 
     @property
-    def reused_tokens(self) -> int:
-        """Tokens in the cache before its prefill pass."""
-        return len(self.prompt.tokens) + self.reused if self.earlier else 0
-
-    @property
     def prefill_tokens(self) -> list[int]:
         """The input of its prefill pass."""
-        if self.earlier:
-            return [*self.earlier[self.reused :]]
-        return [*self.prompt.tokens, *([] if self.progress is None else self.progress.tokens_L.tolist())]
+        resumed = [] if self.progress is None else self.progress.tokens_L.tolist()
+        return [*self.prompt.tokens, *self.earlier, *resumed][self.reused_tokens :]
 
     def cached_tokens(self, step: int) -> int:
         """The most own tokens in the cache once this step has run. A finished sequence writes its last one again."""
@@ -175,7 +170,7 @@ class Scheduler:
     ) -> None:
         self.allocator, self.slots, self.page_tokens, self.pads_prefill = allocator, slots, page_tokens, pads_prefill
         self.longest_pages = allocator.pages if longest_pages is None else longest_pages  # of one sequence
-        self.kept: dict[int, list[KeptSequence]] = {}  # of conversations, the one that waits longest first
+        self.kept: dict[int, list[KeptSequence]] = {}  # by Request.cache_key, the one that waits longest first
         self.requests: dict[int, Request] = {}  # that wait or run
         self.waiting: deque[int] = deque()
         self.progress: dict[int, Progress] = {}  # of waiting requests that were interrupted or preempted
@@ -188,15 +183,15 @@ class Scheduler:
         self.step = 0
 
     def add(self, number: int, request: Request) -> None:
-        """A request whose conversation has a cache waits before those that have none: fewer caches are evicted."""
+        """A request that may continue a cache waits before those that have none: fewer caches are evicted."""
         self.requests[number] = request
         first = len(self.waiting)
         if not self.waiting:
             self.waits_since = self.step
         if (progress := Progress.of(request)) is not None:
             self.progress[number] = progress
-        if request.conversation in self.kept:
-            ready = [other in self.progress or self.requests[other].conversation in self.kept for other in self.waiting]
+        if request.cache_key in self.kept:
+            ready = [other in self.progress or self.requests[other].cache_key in self.kept for other in self.waiting]
             first = [*ready, False].index(False)
         self.waiting.insert(first, number)
 
@@ -233,7 +228,8 @@ class Scheduler:
         while self.waiting and self.free_slots:
             number = self.waiting[0]
             request, progress = self.requests[number], self.progress.get(number)
-            kept, common = self.continued(request) if progress is None else (None, 0)
+            reuses = progress is None or request.answer is not None
+            kept, common = self.continued(request) if reuses else (None, 0)
             key = request.tokens if progress is None and kept is None else number
             length = len(request.tokens) + (0 if progress is None else len(progress.tokens_L))
             reused = 0 if kept is None else len(kept.prompt.tokens) + common
@@ -293,12 +289,12 @@ class Scheduler:
         sequence = RunningSequence(number, self.free_slots.pop(), prompt, limit, self.step, [], progress)
         self.new_entries += [PageEntry(sequence.slot, column, page) for column, page in enumerate(prompt.pages)]
         if kept is not None:
-            sequence.earlier, sequence.reused = earlier, common
+            sequence.earlier, sequence.reused_tokens = earlier, len(prompt.tokens) + common
             sequence.pages, kept.pages = kept.pages[:own], kept.pages[own:]
             first = len(prompt.pages)
             self.new_entries += [PageEntry(sequence.slot, first + i, page) for i, page in enumerate(sequence.pages)]
-            assert request.conversation is not None
-            self.drop(request.conversation, kept)
+            assert request.cache_key is not None
+            self.drop(request.cache_key, kept)
         self.extend(sequence, own - len(sequence.pages))
         return sequence
 
@@ -307,8 +303,8 @@ class Scheduler:
 
         With it, the number of its own tokens that are reused.
         """
-        kept = [] if request.conversation is None else self.kept.get(request.conversation, [])
-        found = [(one, common) for one in kept if (common := one.common_own(request.tokens)) is not None]
+        kept = [] if request.cache_key is None else self.kept.get(request.cache_key, [])
+        found = [(one, common) for one in kept if (common := one.common_own(request.context)) is not None]
         usable = [(one, common) for one, common in found if self.can_continue(one, request)]
         return max(usable, key=lambda pair: len(pair[0].prompt.tokens) + pair[1], default=(None, 0))
 
@@ -317,27 +313,33 @@ class Scheduler:
         own = len(request.tokens) - len(kept.prompt.tokens) + request.sampling.max_new_tokens
         return len(kept.prompt.pages) + self.pages(own) <= self.longest_pages
 
-    def keep(self, sequence: RunningSequence, answer: Sequence[int]) -> None:
-        """Keep the pages of a finished answer of a conversation; then it is to be released."""
-        conversation = self.requests[sequence.request].conversation
-        if conversation is None:
+    def keep(self, sequence: RunningSequence, answer: Sequence[int], *, interrupted: bool = False) -> None:
+        """Keep the pages of a finished answer of a conversation, or of an interrupted one with a number; then it is to
+        be released."""
+        request = self.requests[sequence.request]
+        key = request.answer if interrupted else request.conversation
+        if key is None:
             return
         own = (*sequence.earlier, *answer)
         used = self.pages(len(own))
         self.allocator.release(sequence.pages[used:])
         sequence.prompt.readers += 1
         kept = KeptSequence(sequence.prompt, own, sequence.pages[:used])
-        self.kept[conversation] = [*self.kept.pop(conversation, []), kept]  # now the last in the order of age
+        self.kept[key] = [*self.kept.pop(key, []), kept]  # now the last in the order of age
         sequence.pages = []
+
+    def forget_prompts(self) -> None:
+        """The weights have changed: whoever holds a prompt reads it on, and no other sequence shares it."""
+        self.prompts = {}
 
     def end_conversation(self, conversation: int) -> None:
         for kept in self.kept.get(conversation, [])[:]:
             self.drop(conversation, kept)
 
-    def drop(self, conversation: int, kept: KeptSequence) -> None:
-        self.kept[conversation].remove(kept)
-        if not self.kept[conversation]:
-            del self.kept[conversation]
+    def drop(self, key: int, kept: KeptSequence) -> None:
+        self.kept[key].remove(kept)
+        if not self.kept[key]:
+            del self.kept[key]
         self.allocator.release(kept.pages)
         self.leave(kept.prompt)
 
@@ -350,15 +352,15 @@ class Scheduler:
         if count <= len(self.allocator.free) or not self.kept:
             return count <= len(self.allocator.free)
         last = len(self.waiting)
-        queued = {self.requests[self.waiting[place]].conversation: place for place in reversed(range(last))}
-        order = sorted(self.kept, key=lambda conversation: queued.get(conversation, last), reverse=True)  # stable
+        queued = {self.requests[self.waiting[place]].cache_key: place for place in reversed(range(last))}
+        order = sorted(self.kept, key=lambda key: queued.get(key, last), reverse=True)  # stable
         candidates = [(one, kept) for one in order for kept in self.kept[one] if kept is not used]
         if count > len(self.allocator.free) + self.evictable([kept for _, kept in candidates]):
             return False
-        for conversation, kept in candidates:
+        for key, kept in candidates:
             if count <= len(self.allocator.free):
                 break
-            self.drop(conversation, kept)
+            self.drop(key, kept)
         return True
 
     def evictable(self, candidates: Sequence[KeptSequence]) -> int:
@@ -429,7 +431,8 @@ class Scheduler:
         prompt.readers -= 1
         if not prompt.readers:
             self.allocator.release(prompt.pages)
-            del self.prompts[prompt.tokens]
+            if self.prompts.get(prompt.tokens) is prompt:
+                del self.prompts[prompt.tokens]
 
     def take_new_entries(self) -> list[PageEntry]:
         entries, self.new_entries = self.new_entries, []

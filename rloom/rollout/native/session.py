@@ -47,7 +47,7 @@ class Session(Protocol):
         """No request waits or runs."""
 
     def fits(self, request: Request) -> bool:
-        """Whether the request can join: its sampling, and the size of what is allocated."""
+        """Whether the request can join: its sampling, if others wait or run, and the size of what is allocated."""
 
     def add(self, number: int, request: Request) -> None: ...
 
@@ -56,13 +56,19 @@ class Session(Protocol):
         """Caches wait for requests that continue them."""
 
     def end_conversation(self, conversation: int) -> None:
-        """Release its cache."""
+        """Release its cache, or that of the interrupted answer with this number."""
+
+    def weights_changed(self) -> None:
+        """While it is idle. Only what is kept of older weights is used, by requests that continue it."""
 
     def cancel(self, *numbers: int) -> None:
         """Stop requests, and free their slots. Their conversations go on."""
 
     def interrupt(self, numbers: Sequence[int]) -> list[Finished]:
-        """Stop requests that wait or run. Returns what each has, in this order; some may have finished."""
+        """Stop requests that wait or run. Returns what each has, in this order; some may have finished.
+
+        The caches of requests with an `answer` are kept.
+        """
 
     def tokens_so_far(self, number: int) -> Tensor:
         """Of a running request; none if it waits."""

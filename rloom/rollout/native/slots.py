@@ -26,6 +26,7 @@ class Slots:
         self.prompt_length = zeros(count + 1)
         self.earlier = zeros(count + 1)  # tokens between the shared prompt and the answer: earlier turns
         self.written, self.limit = zeros(count + 1), zeros(count + 1)
+        self.batch_tokens = zeros(1, dtype=torch.int64)  # of all rows of the batch, which attention divides
         self.stopped, self.done = zeros(count + 1), zeros(count + 1)
         self.uniform = zeros(count + 1, longest_answer, dtype=torch.float32)
         self.tokens = zeros(count + 1, longest_answer)
@@ -81,4 +82,5 @@ class Slots:
         """The next input token of each row, and its position."""
         index_B = slot_B.long()
         position_B = self.prompt_length[index_B] + self.earlier[index_B] + self.written[index_B] - 1
+        torch.sum(position_B, 0, keepdim=True, out=self.batch_tokens)
         return self.token[index_B].long(), position_B.long()

@@ -38,7 +38,7 @@ class Learned:
     def __init__(self, goal, mini: TrainBatch, case: Case, micro_batches: int = 1, ranks: int = 1) -> None:
         self.logprobs_T = case.numbers[2].clone().requires_grad_()
         self.entropy_T = case.numbers[6].clone().requires_grad_()
-        mini = goal.prepare(mini)
+        mini = mini if goal.choose is None else replace(mini, chosen_T=goal.choose(mini))
         counts = Counts.of(mini, horizon=16)
         self.loss, self.metrics = 0.0, {}
         for rank in range(ranks):
@@ -222,11 +222,11 @@ def test_an_on_policy_update_needs_no_old_log_probs() -> None:
     assert_same(found, Learned(objective("vanilla"), same, MIXED))
 
 
-def test_only_losses_that_choose_prepare_anything() -> None:
+def test_only_some_losses_choose_tokens_of_a_mini_batch() -> None:
     mini = MIXED.train_batch()
-    assert objective("vanilla").prepare(mini) is mini
-    assert ValueObjective(0.2, "token-mean").prepare(mini) is mini
-    assert objective("kl_cov").prepare(mini).chosen_T.sum() == 4  # a fifth of 21 tokens
+    assert objective("vanilla").choose is None
+    assert ValueObjective(0.2, "token-mean").choose is None
+    assert objective("kl_cov").choose(mini).sum() == 4  # a fifth of 21 tokens
 
 
 @pytest.mark.parametrize(

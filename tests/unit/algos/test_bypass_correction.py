@@ -1,17 +1,25 @@
-"""Weights and rejections of bypass mode: by the ratio of the current policy to the rollout engine, in each update."""
+"""Weights and rejections by the ratio of the current policy to the rollout engine, in each update.
+
+Of bypass mode, and of a step with a single update.
+"""
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.correction import CorrectionSettings
+from rloom.algos.correction import CorrectionSettings, correct
 from rloom.algos.objectives import PolicyObjective
 from rloom.algos.policy_losses import LossSettings
 from rloom.batch import TokenOutputs, TrainBatch
+from rloom.runtime.group import LocalGroup
+from rloom.training.batch_store import BatchStore
+from rloom.training.loop import OldLogprobs, Training
 from tests.algos_samples import batch_of
 
 # Two answers of two tokens and one, whose rollout log-probs are 0: the current policy's are the log-ratios
@@ -31,6 +39,18 @@ def mini_batch(advantages: list[float]) -> TrainBatch:
         values_T=None,
         returns_T=None,
     )
+
+
+@pytest.mark.parametrize(("source", "expected"), [(OldLogprobs.ROLLOUT, [0, -0.5, -0.25, 0, -1]), (None, None)])
+def test_the_old_log_probs_of_bypass_mode_are_the_rollout_engines(
+    source: OldLogprobs | None, expected: list[float] | None
+) -> None:
+    """No model computes them."""
+    batch = replace(batch_of([".ww", ".w"], [1.0, 0.0]), rollout_logprobs_T=torch.tensor([0, -0.5, -0.25, 0, -1]))
+    roles = SimpleNamespace(policy=None, reference=None, critic=None)
+    loop: Any = SimpleNamespace(roles=roles, settings=SimpleNamespace(old_logprobs=source))
+    old_T, *others = Training.model_outputs(loop, batch, BatchStore(LocalGroup([]), batch.length_N, []))
+    assert (None if old_T is None else old_T.tolist()) == expected and others == [None, None]
 
 
 def loss(
@@ -80,3 +100,24 @@ def test_the_sequence_mask_reads_the_advantages() -> None:
     settings = CorrectionSettings(off_policy_mask_threshold=-0.3)
     assert loss(settings, "gpg", [-1.0, -1.0, -1.0])[1] == pytest.approx([1 / 3, 1 / 3, 0])
     assert loss(settings, "gpg", [-1.0, -1.0, 1.0])[1] == pytest.approx([1 / 3, 1 / 3, -1 / 3])
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "gspo", "geo_mean", "cispo", "gpg"])
+def test_a_single_update_weighs_tokens_as_a_scoring_pass_before_it_would(mode: str) -> None:
+    settings = CorrectionSettings(rollout_is="token")
+    logprobs_T = torch.tensor([0.0, 4.0, 0.5, 0.0, 1.25], dtype=torch.float64).clamp(min=0.1).log()
+    batch = replace(mini_batch([1.0, 1.0, -3.0]), old_logprobs_T=None)
+    scored = replace(batch, old_logprobs_T=logprobs_T, rollout_weights_T=correct(batch, logprobs_T, settings).weights_T)
+    found = []
+    for one, correction in ((batch, settings), (scored, None)):
+        current_T = logprobs_T.clone().requires_grad_(True)
+        objective = PolicyObjective(
+            mode, LossSettings(), "token-mean", 0.0, None, "low_var_kl", measures_gap=False, correction=correction
+        )
+        loss, _ = objective(TokenOutputs(current_T, torch.zeros(5)), one, Counts.of(one, 8))
+        loss.backward()
+        assert current_T.grad is not None
+        found.append((loss.item(), current_T.grad[SPARSE].tolist()))
+    assert found[0] == found[1]
+    if mode == "vanilla":  # 4 is truncated at 2
+        assert found[0][1] == pytest.approx([-2 / 3, -0.5 / 3, 1.25])

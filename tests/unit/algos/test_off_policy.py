@@ -14,6 +14,8 @@ from rloom.algos.off_policy import (
 from rloom.config.checks import all_faults
 from rloom.config.correction_checks import off_policy_faults, off_policy_notices
 from rloom.config.derived import declared_needs
+from rloom.launch.build import correction, old_logprobs
+from rloom.training.loop import OldLogprobs
 from tests.helpers import configured
 
 UPDATE, TRAINER, ROLLOUT = Denominator.UPDATE, Denominator.TRAINER, Denominator.ROLLOUT
@@ -29,8 +31,9 @@ KEY = "algorithm.rollout_correction"
         (RatioSettings(needs_old_logprobs=True), 0, TRAINER, None),
         (RatioSettings(rollout_is="sequence"), 0, TRAINER, "sequence"),
         (RatioSettings(weights_refused=True, updates=2), 0, TRAINER, None),
-        # decoupled: the anchor is recomputed, and weights lead from the behaviour policy to it
-        (RatioSettings(), 1, TRAINER, "token"),
+        # decoupled: weights lead from the behaviour policy to the anchor; in a single update that is the policy itself
+        (RatioSettings(), 1, UPDATE, "token"),
+        (RatioSettings(needs_old_logprobs=True), 1, TRAINER, "token"),
         (RatioSettings(updates=2), 4, TRAINER, "token"),
         (RatioSettings(rollout_is="sequence"), 4, TRAINER, "sequence"),  # one version an answer
         # bypass: the ratio itself is to the behaviour policy
@@ -44,7 +47,7 @@ def test_the_denominator(settings: RatioSettings, age: int, denominator: Denomin
 
 
 def test_icepop_is_a_weight_like_another() -> None:
-    assert choose(RatioSettings(rollout_is_threshold="0.5_5.0"), 3) == RatioChoice(TRAINER, "token", "0.5_5.0")
+    assert choose(RatioSettings(rollout_is_threshold="0.5_5.0"), 3) == RatioChoice(UPDATE, "token", "0.5_5.0")
 
 
 def test_recomputed_log_probs_without_weights_are_refused_above_staleness_0() -> None:
@@ -116,3 +119,20 @@ def test_a_run_that_generates_ahead_is_checked_for_its_staleness() -> None:
         config = configured(ahead, *keys)
         found = [one for one in all_faults(config, declared_needs(config)) if KEY in one]
         assert len(found) == (fault is not None) and (fault is None or fault in found[0])
+
+
+@pytest.mark.parametrize(
+    ("keys", "source", "weights"),
+    [
+        ((), OldLogprobs.TRAINER, "token"),  # a pass over the batch, whose ratios to the engine's are the weights
+        (("trainer.v1.sampler.max_off_policy_threshold=0",), OldLogprobs.TRAINER, None),
+        ((f"{KEY}.bypass_mode=True",), OldLogprobs.ROLLOUT, None),
+    ],
+)
+def test_what_a_run_that_generates_ahead_computes(
+    keys: tuple[str, ...], source: OldLogprobs, weights: str | None
+) -> None:
+    two_updates = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    config = configured("trainer.v1.trainer_mode=colocate_async", *two_updates, *keys)
+    found = correction(config)
+    assert old_logprobs(config) is source and (found and found.rollout_is) == weights

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +23,21 @@ from rloom.rewards.base import ScoringUnit
 from rloom.rewards.composite import CompositeReward, MixedPart
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.runtime.group import LocalGroup
-from rloom.training.ahead import AheadSampler, AheadSettings, Queue, QueuedAnswer, QueuedGroup, groups_to_train
+from rloom.training.ahead import (
+    AheadSampler,
+    AheadSettings,
+    Queue,
+    QueuedAnswer,
+    QueuedGroup,
+    can_train_all,
+    groups_to_train,
+)
 from rloom.training.queue_file import QUEUE_FILE, QueueReader, write_queue
-from rloom.training.sampling import Sampler, draw_seed
+from rloom.training.sampling import DynamicSampling, Sampler, draw_seed
 from rloom.types import Prompt, SampleGroup, Score
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("time_limit")
 PROMPTS = [Prompt(i, ({"role": "user", "content": "?"},), f"prompt {i}", (10 + i,), "a", i) for i in range(4)]
 N, STEPS = 2, 6  # groups of a step
 
@@ -125,14 +135,22 @@ class Run:
     """Steps of a run whose weights get the version of each step."""
 
     def __init__(
-        self, lengths: Mapping[int, int], settings: AheadSettings, reward: Late | None = None, answers: int = 2
+        self,
+        lengths: Mapping[int, int],
+        settings: AheadSettings,
+        reward: Late | None = None,
+        answers: int = 2,
+        engines: Sequence[TokenByToken] = (),
+        dynamic: DynamicSampling | None = None,
     ) -> None:
-        self.engine = TokenByToken(lengths)
-        mix = CompositeReward([MixedPart("rule_score", reward or Late())])
+        self.engines = engines or [TokenByToken(lengths)]
+        self.engine = self.engines[0]
+        self.reward: Any = reward or Late()
+        mix = CompositeReward([MixedPart("rule_score", self.reward)])
         decode = lambda answers: [str(len(answer)) for answer in answers]  # noqa: E731
-        self.sampler = Sampler(LocalGroup([self.engine]), LocalGroup([]), mix, decode, seed=1)
+        self.sampler = Sampler(LocalGroup(self.engines), LocalGroup([]), mix, decode, seed=1)
         self.stream = PromptStream(PROMPTS, batch_size=N, shuffle=False, seed=0)
-        self.ahead = Settled(self.sampler, self.stream, settings, Sampling(99), answers, STEPS)
+        self.ahead = Settled(self.sampler, self.stream, settings, Sampling(99), answers, STEPS, dynamic)
         self.steps = 0
         self.metrics: dict[str, float] = {}
 
@@ -147,7 +165,8 @@ class Run:
         self.steps += 1
         self.ahead.generate(self.steps, no_progress)
         pending, self.metrics = self.ahead.take(self.steps)
-        self.engine.version = self.steps
+        for engine in self.engines:
+            engine.version = self.steps
         return pending.scored(no_progress)
 
     def prompts(self) -> list[int]:
@@ -168,6 +187,7 @@ def test_a_long_answer_goes_on_in_the_next_step_with_its_tokens_and_their_log_pr
         of_first = [request for request in run.engine.requests if request.tokens == (10,)]
         begun = [None if request.begun is None else request.begun.tokens for request in of_first]
         assert begun == [None, None, (0, 1), (0, 1), None, None]
+        assert {request.sampling for request in of_first} == {Sampling(99)}, "the limit is that of the whole answer"
         assert [request.seed for request in of_first[:2]] == [request.seed for request in of_first[2:4]]
         found = run.step()
         assert [trajectory.prompt.index for trajectory in found] == [0, 0, 2, 2]
@@ -242,10 +262,34 @@ def test_a_run_of_so_many_steps_begins_no_more_groups_than_it_trains() -> None:
         assert not run.ahead.groups and run.ahead.admitted == N * STEPS
 
 
+def test_a_run_that_goes_on_with_smaller_steps_begins_the_groups_that_these_still_train() -> None:
+    """Two steps of twice as many groups were trained, and one such batch was ahead: all of it was trained since."""
+    with Run({0: 5, 1: 2, 2: 3, 3: 1}, wait()) as run:
+        run.ahead.load(Queue(admitted=3 * 2 * N), 2)
+        run.steps = run.engine.version = 2
+        run.ahead.generate(3, no_progress)
+        assert len(run.ahead.groups) == 2 * N
+        assert [len(run.prompts()) for _ in range(2, STEPS)] == [N] * 4 and not run.ahead.groups
+
+
+def test_of_a_dropped_group_nothing_is_kept() -> None:
+    class Together(Late):
+        unit = ScoringUnit.PROMPT
+
+    one = Completion(0, torch.tensor([3]), torch.tensor([-1.0]), True, 0)
+    with Run({}, wait(), Together()) as run:
+        scoring = run.ahead.scoring
+        scoring.add(2, 1, PROMPTS[0], one)
+        wait_until(lambda: 2 in scoring.texts and 1 in scoring.parts[0].incomplete)
+        scoring.forget([2, 3])
+        assert not scoring.generated and not scoring.texts
+        assert not scoring.parts[0].incomplete and not scoring.parts[0].places
+
+
 def test_a_checkpoint_has_the_answers_that_are_being_generated(tmp_path: Path) -> None:
     lengths = {0: 5, 1: 2, 2: 2, 3: 2}
     with Run(lengths, wait()) as run:
-        expected = [[t.logprobs_L.tolist() for t in run.step()] for _ in range(STEPS)]
+        expected = [[(t.logprobs_L.tolist(), t.turns) for t in run.step()] for _ in range(STEPS)]
     with Run(lengths, wait()) as run:
         for _ in range(2):
             run.step()
@@ -253,15 +297,33 @@ def test_a_checkpoint_has_the_answers_that_are_being_generated(tmp_path: Path) -
         position = run.stream.state()
     with Run(lengths, wait()) as run:
         run.stream.load(position)
-        saved = QueueReader({prompt.index: prompt for prompt in PROMPTS}, 2).read(tmp_path)
+        saved = QueueReader(PROMPTS, 2).read(tmp_path)
         assert saved is not None and saved.admitted == 6
-        run.ahead.load(saved)
+        run.ahead.load(saved, 2)
         run.steps = run.engine.version = 2
-        assert [[t.logprobs_L.tolist() for t in run.step()] for _ in range(2, STEPS)] == expected[2:]
+        assert [[(t.logprobs_L.tolist(), t.turns) for t in run.step()] for _ in range(2, STEPS)] == expected[2:]
+
+
+def test_complete_answers_of_a_checkpoint_are_scored_again_and_not_generated(tmp_path: Path) -> None:
+    lengths = {0: 1, 1: 1, 2: 1, 3: 1}
+    with Run(lengths, wait(), Late([0])) as run:
+        assert run.prompts() == [1, 2]
+        write_queue(tmp_path, run.ahead.queue)
+        position = run.stream.state()
+    with Run(lengths, wait()) as run:
+        run.stream.load(position)
+        saved = QueueReader(PROMPTS, 2).read(tmp_path)
+        assert saved is not None and [group.complete for group in saved.groups] == [True, True]
+        run.ahead.load(saved, 1)
+        wait_until(lambda: run.ahead.chosen(2) is not None)
+        run.steps = run.engine.version = 1
+        found = run.step()
+        assert [(one.prompt.index, one.finished) for one in found[::2]] == [(0, True), (3, True)]
+        assert not run.engine.requests
 
 
 def test_a_damaged_queue_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    reader = QueueReader({0: PROMPTS[0]}, 1)
+    reader = QueueReader(PROMPTS[:1], 1)
     assert reader.read(tmp_path) is None
     answer = QueuedAnswer().continued(
         Completion(0, torch.tensor([3]), torch.tensor([-1.0]), False, 2, interrupted=True)
@@ -290,6 +352,100 @@ def test_which_groups_a_step_trains_by_hand() -> None:
     assert groups_to_train({0: 0, 1: 0, 2: 0, 3: 0}, [3, 2], 1, replace(settings, max_staleness=0)) is None
     late = replace(settings, drop=True)
     assert groups_to_train({0: 0, 1: 0, 2: 1, 3: 1}, [2, 3], 2, late) == [2, 3]
+    assert groups_to_train({0: None, 1: None, 2: 1}, [0, 1], 2, settings) == [0, 1], "complete without a token"
+
+
+def test_the_oldest_token_of_a_group_may_be_in_any_of_its_answers_by_hand() -> None:
+    runs = ((), ((2, 4), (1, 5)), ((3, 3), (1, 5)), ((1, 6),))
+    group = QueuedGroup(0, PROMPTS[0], tuple(QueuedAnswer(runs=one) for one in runs))
+    assert group.oldest == 3
+    assert QueuedGroup(0, PROMPTS[0], (QueuedAnswer(),) * 2).oldest is None
+    ended = QueuedAnswer(Completion(0, torch.tensor([3]), torch.tensor([-1.0]), True, 4), ((1, 4),))
+    assert not replace(group, answers=(ended, QueuedAnswer())).complete, "one of two has ended"
+
+
+def test_a_queue_of_other_settings_may_be_too_old_by_hand() -> None:
+    """Groups of version 0; with a staleness of 1, step 2 is the last that trains them."""
+
+    def groups(begun: int, others: int = 0) -> list[QueuedGroup]:
+        answers = [QueuedAnswer(runs=((1, 0),))] * begun + [QueuedAnswer()] * others
+        return [QueuedGroup(number, PROMPTS[0], (answer,)) for number, answer in enumerate(answers)]
+
+    settings = AheadSettings(2, batches_ahead=3, max_staleness=1)
+    assert can_train_all(groups(2, 2), 2, settings)
+    assert not can_train_all(groups(3), 2, settings), "three for step 2"
+    assert not can_train_all(groups(2), 3, settings), "none was trained in time"
+    assert not can_train_all(groups(2, 3), 2, settings), "three begin now, and step 3 would be the last for them"
+    assert can_train_all(groups(3), 3, replace(settings, drop=True))
+
+
+class Keeping(TokenByToken):
+    """Has the caches of interrupted answers, by their numbers."""
+
+    def __init__(self, lengths: Mapping[int, int]) -> None:
+        super().__init__(lengths)
+        self.caches: set[int] = set()
+        self.begun = self.refilled = 0
+        self.expected: list[tuple[int, int, int]] = []
+
+    def expect(self, sequences: int, prompts: int, tokens: int) -> None:
+        self.expected.append((sequences, prompts, tokens))
+
+    def submit(self, request: Request) -> int:
+        assert request.answer is not None
+        if request.begun is not None:
+            self.begun += 1
+            self.refilled += request.answer not in self.caches
+        self.caches.discard(request.answer)
+        return super().submit(request)
+
+    def interrupt_all(self, requests: Sequence[int]) -> list[Completion]:
+        begun = [request for request, logprobs in (self.running[number] for number in requests) if logprobs]
+        self.caches |= {request.answer for request in begun if request.answer is not None}
+        return super().interrupt_all(requests)
+
+    def end_conversation(self, conversation: int) -> None:
+        self.caches.remove(conversation)
+
+
+def test_an_answer_goes_on_with_the_engine_that_has_its_cache(tmp_path: Path) -> None:
+    lengths, settings = {0: 9, 1: 2, 2: 7, 3: 3}, replace(wait(batches=2, staleness=3), keeps_cache=True)
+    engines = [Keeping(lengths), Keeping(lengths)]
+    with Run(lengths, settings, engines=engines) as run:
+        for step in range(STEPS):
+            run.step()
+            if step == 1:
+                write_queue(tmp_path, run.ahead.queue)
+                position = run.stream.state()
+        assert run.ahead.share_of == {}
+    assert sum(engine.begun for engine in engines) > 8 and not any(engine.refilled for engine in engines)
+    assert not any(engine.caches for engine in engines), "complete answers have none"
+    assert [engine.expected for engine in engines] == [[(3 * 2, 3, 99)]] * 2, "half of three batches of two groups"
+    others = [Keeping(lengths), Keeping(lengths)]
+    with Run(lengths, settings, engines=others) as resumed:
+        resumed.stream.load(position)
+        saved = QueueReader(PROMPTS, 2).read(tmp_path)
+        assert saved is not None
+        resumed.ahead.load(saved, 2)
+        resumed.steps = 2
+        for engine in others:
+            engine.version = 2
+        begun = sum(answer.begun is not None for group in saved.groups for answer in group.answers)
+        for _ in range(2, STEPS):
+            resumed.step()
+    assert sum(engine.refilled for engine in others) == begun > 0, "once each, by whichever engine gets them"
+
+
+def test_the_caches_of_a_group_that_is_too_old_are_released() -> None:
+    lengths, settings = {0: 9, 1: 1, 2: 1, 3: 1}, replace(wait(staleness=1), drop=True, keeps_cache=True)
+    engine = Keeping(lengths)
+    with Run(lengths, settings, engines=[engine]) as run:
+        for _ in range(2):
+            run.step()
+        assert engine.caches == {0, 1, 8, 9}, "two groups of prompt 0"
+        run.step()
+        assert run.metrics["training/off_policy/dropped_groups"] == 1.0
+        assert engine.caches == {8, 9} and engine.refilled == 0
 
 
 @given(

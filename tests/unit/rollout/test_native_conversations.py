@@ -282,7 +282,7 @@ def test_a_conversation_that_ends_while_it_waits_leaves_nothing(make: Callable[.
         scheduler = session.scheduler  # LONG is in two pages; of 6 own tokens, in two
         assert list(scheduler.kept) == [4] and len(scheduler.allocator.free) == scheduler.allocator.pages - 4
     else:
-        assert isinstance(session, EagerSession) and [kept.conversation for kept in session.kept] == [4]
+        assert isinstance(session, EagerSession) and [kept.key for kept in session.kept] == [4]
     rollout.end_conversation(4)
     assert rollout.session is None, "nothing runs, and nothing is kept"
 
@@ -536,7 +536,7 @@ def test_a_kept_sequence_that_fills_the_cache_is_cut_for_its_own_continuation() 
     # 7 own tokens are in 2 pages; the third one is free for its next 4 tokens
     scheduler.add(1, Request(prompt + answer[:7], Sampling(4), 0, conversation=7))
     [second] = scheduler.admit(1000)
-    assert (len(second.pages), second.reused, len(scheduler.allocator.free)) == (2, 6, 1)
+    assert (len(second.pages), second.reused_tokens, len(scheduler.allocator.free)) == (2, 4 + 6, 1)
     assert scheduler.grow(3) and len(second.pages) == 3
     scheduler.release([second])
     assert len(scheduler.allocator.free) == 4

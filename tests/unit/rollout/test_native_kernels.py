@@ -3,6 +3,7 @@
 Without a CUDA device they run in Triton's interpreter.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -116,7 +117,7 @@ def assert_attends_plainly(bench: Bench, options: AttentionOptions) -> None:
 @pytest.fixture
 def splits(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
     """Four rows of two key heads: so many programs for each."""
-    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 8 * request.param)
+    monkeypatch.setattr(f"{ATTEND}.MOST_PROGRAMS", 8 * request.param)
     return int(request.param)
 
 
@@ -150,7 +151,7 @@ def test_tokens_of_earlier_turns_are_own_ones(few_splits: None) -> None:
 
 @pytest.fixture
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    monkeypatch.setattr(f"{ATTEND}.MOST_PROGRAMS", 1)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5], indirect=True)  # five: more than there are blocks
@@ -170,6 +171,34 @@ def test_long_ranges_are_read_in_blocks_by_as_many_programs_as_there_are(
     assert_attends_plainly(Bench.drawn(LONG, shared=2), options)
 
 
+def test_a_long_sequence_is_read_in_more_parts_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """747 tokens in the batch and two key heads, for about eight programs: parts of 186 tokens."""
+    from rloom.rollout.native.kernels import attend
+
+    monkeypatch.setattr(attend, "PROGRAMS", 8)
+    merge, parts = attend.merge_kernel, list[list[int]]()
+
+    class Recorded:
+        def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+            def run(partial: Tensor, weight: Tensor, *arguments: object, **constants: object) -> None:
+                parts.append((~weight[:, 0, :, 0].isnan()).sum(0).tolist())
+                merge[grid](partial, weight, *arguments, **constants)
+
+            return run
+
+    monkeypatch.setattr(attend, "merge_kernel", Recorded())
+    bench = Bench.drawn(LONG, shared=2)
+    bench.slots.inputs(bench.slot_B)
+    assert bench.slots.batch_tokens.tolist() == [300 + 305 + 142]
+    torch.use_deterministic_algorithms(True)  # memory that nobody has written is NaN
+    try:
+        assert_attends_plainly(bench, AttentionOptions(0.35))
+        assert_attends_plainly(bench, AttentionOptions(0.35, window=200))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert parts == [[1, 2, 2, 1], [1, 1, 1, 1]]  # rows of the slots 2, 1 and 0, and a padding row
+
+
 @pytest.mark.parametrize("splits", [1, 3], indirect=True)
 @pytest.mark.parametrize("window", [None, 20, 45])
 def test_pages_of_a_sequence_are_anywhere(splits: int, window: int | None) -> None:
@@ -180,7 +209,7 @@ def test_pages_of_a_sequence_are_anywhere(splits: int, window: int | None) -> No
 
 def test_a_page_may_hold_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of 256 in float32: blocks of 16, the smallest, in pages of 32."""
-    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    monkeypatch.setattr(f"{ATTEND}.MOST_PROGRAMS", 1)
     lengths = [(50, 20), (7, 33)]
     assert_attends_plainly(Bench.drawn(lengths, 1, 1, 1, 256, page_tokens=32), AttentionOptions(0.02, 40))
 
@@ -189,7 +218,7 @@ def test_a_page_may_hold_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None
 def test_heads_come_in_groups_of_any_number_and_size(
     monkeypatch: pytest.MonkeyPatch, heads: int, key_heads: int, size: int
 ) -> None:
-    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    monkeypatch.setattr(f"{ATTEND}.MOST_PROGRAMS", 1)
     assert_attends_plainly(Bench.drawn([(70, 2)], heads=heads, key_heads=key_heads, size=size), AttentionOptions(0.2))
 
 
@@ -207,7 +236,7 @@ def test_sinks_take_part_in_the_softmax(splits: int, window: int | None) -> None
 
 
 def test_a_sink_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    monkeypatch.setattr(f"{ATTEND}.MOST_PROGRAMS", 1)
     bench = Bench.drawn([(1, 0)], heads=1, key_heads=1, size=16)
     for tensor in (bench.keys, bench.values, bench.query, bench.key, bench.value):
         tensor.zero_()
@@ -222,7 +251,7 @@ def test_a_sink_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_tokens_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    monkeypatch.setattr(f"{ATTEND}.MOST_PROGRAMS", 1)
     bench = Bench.drawn([(1, 0)], heads=1, key_heads=1, size=16)
     for tensor in (bench.keys, bench.values, bench.query, bench.key, bench.value):
         tensor.zero_()
@@ -235,7 +264,7 @@ def test_two_tokens_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_only_fill_the_batch_write_to_the_spare_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    monkeypatch.setattr(f"{ATTEND}.MOST_PROGRAMS", 1)
     bench = Bench.drawn([(2, 0)])
     spare, keys = bench.keys.shape[1] - 128, bench.keys.clone()
     bench.slot_B = numbers([1, 1])  # two of them, and no others
@@ -248,7 +277,7 @@ def test_rows_that_only_fill_the_batch_write_to_the_spare_page(monkeypatch: pyte
 
 def test_queries_and_keys_may_lie_as_the_model_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """[heads, B, size] in memory."""
-    monkeypatch.setattr(f"{ATTEND}.PROGRAMS", 1)
+    monkeypatch.setattr(f"{ATTEND}.MOST_PROGRAMS", 1)
     bench = Bench.drawn(SHORT, shared=2)
     turned = {name: getattr(bench, name).transpose(0, 1).contiguous() for name in ("query", "key", "value")}
     bench = replace(bench, **{name: tensor.transpose(0, 1) for name, tensor in turned.items()})

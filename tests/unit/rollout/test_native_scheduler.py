@@ -352,6 +352,7 @@ def test_a_row_reads_the_last_token_written_at_the_place_behind_what_was_read() 
     token_B, position_B = slots.inputs(torch.tensor([1, 0, 3], dtype=torch.int32))
     assert token_B.tolist() == [42, 41, 0]
     assert position_B.tolist() == [7, 3, 0]  # 5 of the prompt and 2 of its own before it; 3 and none; nothing
+    assert slots.batch_tokens.tolist() == [10]
 
 
 def test_the_sampling_is_told_as_four_numbers_and_a_list_of_stop_tokens() -> None:

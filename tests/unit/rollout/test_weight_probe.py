@@ -82,14 +82,14 @@ def test_a_healthy_engine_is_asked_after_every_third_sync(model_folder: Callable
 def test_an_engine_that_gets_nothing_is_found_while_it_still_agrees(
     lora: Lora | None, model_folder: Callable[[str], Path]
 ) -> None:
-    """The actor's log-probs have changed by less than what two kernels may differ by."""
+    """The actor's log-probs change little from one probe to the next, and in all by what two kernels may differ by."""
     bench = Bench(model_folder("qwen2"), lora)
     with pytest.raises(ModelError, match="does not use the LoRA adapter that it gets") as found:
         for _ in range(60):
             bench.step()
-            bench.learn(0.004 if lora is None else 0.006)
+            bench.learn(0.002 if lora is None else 0.001)
             bench.sync(change=None)
-    assert str(found.value).startswith(f"{SETTING}: from step 0 to step ")
+    assert str(found.value).startswith(f"{SETTING}: from step 0 to step ") and bench.version > 2 * 3
     actor, engine = map(float, re.findall(r"by ([\d.e-]+\d|0)", str(found.value)))
     assert 0.1 < actor < 0.3 and engine == 0
 

@@ -2,6 +2,9 @@
 
 The pages of a prompt are shared by all sequences that start from it. B rows of the batch; the slot of a row holds the
 lengths, and the page table the pages: those of the prompt, then its own. A block of tokens is in one page.
+
+A program reads a part of one sequence. The parts of all sequences are about equal, so that a few long sequences among
+short ones do not hold up a step: a long one is divided into up to SPLITS parts, a short one may have a single part.
 """
 
 import torch
@@ -13,8 +16,8 @@ from rloom.models.attention import AttentionOptions
 from rloom.rollout.native.page_table import PageTable
 from rloom.rollout.native.slots import Slots
 
-PROGRAMS = 512  # about four per multiprocessor of a large GPU; with fewer rows, a sequence is split
-MOST_SPLITS = 16
+PROGRAMS = 1024  # the parts of all sequences: about eight per multiprocessor of a large GPU
+MOST_PROGRAMS, MOST_SPLITS = 4096, 16  # that are started; those without a part end at once
 BLOCK_BYTES = 16384  # of keys per block; with the values and prefetching this fits any GPU's shared memory
 
 
@@ -35,16 +38,17 @@ def attend_to_slots(
     # tl.dot requires at least 16 columns
     padded, value_padded = (max(16, triton.next_power_of_2(one)) for one in (size, value_size))
     block = min(table.page_tokens, max(16, BLOCK_BYTES // (padded * keys.element_size())))
-    splits = max(1, min(MOST_SPLITS, PROGRAMS // (rows * key_heads)))
+    splits = max(1, min(MOST_SPLITS, MOST_PROGRAMS // (rows * key_heads)))
     out = value.new_empty(rows, heads, value_size)
     partial = value.new_empty((splits, rows, heads, value_size), dtype=torch.float32) if splits > 1 else out
     weight = value.new_empty((splits, 2, rows, heads), dtype=torch.float32) if splits > 1 else out
+    parts = slot_B.new_empty(rows) if splits > 1 else slot_B
     attend_kernel[(rows, key_heads, splits)](
-        query, key, value, keys, values, query if options.sinks is None else options.sinks, partial, weight,
-        slot_B, slots.prompt_length, slots.earlier, slots.written, table.pages, table.width,
+        query, key, value, keys, values, query if options.sinks is None else options.sinks, partial, weight, parts,
+        slot_B, slots.prompt_length, slots.earlier, slots.written, slots.batch_tokens, table.pages, table.width,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), rows, heads, size, value_size,
-        options.scale, options.window or 0, options.softcap or 0.0,
+        options.scale, options.window or 0, options.softcap or 0.0, PROGRAMS,
         GROUP=heads // key_heads, GROUP_PADDED=max(16, triton.next_power_of_2(heads // key_heads)),
         SIZE=padded, VALUE_SIZE=value_padded, BLOCK=block, PAGE=table.page_tokens, SPLITS=splits,
         WINDOW=options.window is not None, SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None,
@@ -52,28 +56,33 @@ def attend_to_slots(
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(rows, heads)](
-            partial, weight, out, rows, heads, value_size, SPLITS=splits, SIZE=value_padded, num_warps=1
+            partial, weight, parts, out, rows, heads, value_size, SIZE=value_padded, num_warps=1
         )
     return out
 
 
 @triton.jit
 def attend_kernel(
-    query, key, value, keys, values, sinks, partial, weight,
-    slot_B, prompt_length_S, earlier_S, written_S, page_table, table_width,
+    query, key, value, keys, values, sinks, partial, weight, parts_B,
+    slot_B, prompt_length_S, earlier_S, written_S, batch_tokens, page_table, table_width,
     query_row, query_head, key_row, key_head, value_row, value_head,
     keys_head, keys_token, values_head, values_token, rows, heads, size, value_size,
-    scale, window, softcap,
+    scale, window, softcap, programs,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: a row, a key head and the query heads that share it, and every SPLITS-th block of its tokens."""
+    """One program: a row, a key head and the query heads that share it, and every n-th block of its tokens, in n
+    parts."""
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slot_B + row)
     pages = page_table + slot * table_width
     prompt_length = tl.load(prompt_length_S + slot)
     before = tl.load(earlier_S + slot) + tl.load(written_S + slot) - 1  # own tokens in the cache
+    oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
+    parts = parts_of(prompt_length + before - oldest, batch_tokens, programs, SPLITS)
+    if split >= parts:
+        return
     column, value_column, member = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE), tl.arange(0, GROUP_PADDED)
     column_mask, value_mask, head_mask = column < size, value_column < value_size, member < GROUP
     q_offset = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
@@ -96,11 +105,10 @@ def attend_kernel(
     maximum, share, total = with_sink(score, sinks + head * GROUP + member, head_mask, SINKS)
     maximum, total = tl.where(first, maximum, float("-inf")), tl.where(first, total, 0.0)
     sums = tl.where(first, share, 0.0)[:, None] * new_value.to(tl.float32)[None, :]
-    oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
     maximum, total, sums = attend_to_pages(
-        q, keys, values, pages, oldest, prompt_length, before, split, maximum, total, sums,
+        q, keys, values, pages, oldest, prompt_length, before, split, parts, maximum, total, sums,
         keys_token, values_token, size, value_size, scale, softcap,
-        SIZE, VALUE_SIZE, BLOCK, PAGE, SPLITS, SOFTCAP, PRECISION,
+        SIZE, VALUE_SIZE, BLOCK, PAGE, SOFTCAP, PRECISION,
     )  # fmt: skip
 
     out_row = (split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]
@@ -110,9 +118,20 @@ def attend_kernel(
         tl.store(partial + out_offset, (sums / total[:, None]).to(partial.dtype.element_ty), mask=keep)
     else:
         tl.store(partial + out_offset, sums, mask=keep)
+        tl.store(parts_B + row, parts, mask=first)
         weight_offset = (split * 2 * rows + row) * heads + head * GROUP + member
         tl.store(weight + weight_offset, maximum, mask=head_mask)
         tl.store(weight + weight_offset + rows * heads, total, mask=head_mask)
+
+
+@triton.jit
+def parts_of(tokens, batch_tokens, programs, SPLITS: tl.constexpr):
+    """Programs that share the cached tokens of a sequence."""
+    parts = 1
+    if SPLITS > 1:
+        part_tokens = tl.maximum(tl.load(batch_tokens) * tl.num_programs(1) // programs, 1).to(tl.int32)
+        parts = tl.minimum(tl.maximum((tokens + part_tokens // 2) // part_tokens, 1), SPLITS)  # rounded
+    return parts
 
 
 @triton.jit
@@ -137,9 +156,9 @@ def capped(score, softcap, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def attend_to_pages(
-    q, keys, values, pages, oldest, prompt_length, own_length, split, maximum, total, sums,
+    q, keys, values, pages, oldest, prompt_length, own_length, split, parts, maximum, total, sums,
     keys_token, values_token, size, value_size, scale, softcap,
-    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the tokens from position `oldest` on to the maximum score, the sum of weights and the sum of values.
@@ -152,7 +171,7 @@ def attend_to_pages(
     prompt_pages = tl.cdiv(prompt_length, PAGE)
     prompt_blocks = tl.maximum(tl.cdiv(prompt_length, BLOCK) - prompt_first, 0)
     blocks = prompt_blocks + tl.cdiv(own_length, BLOCK) - own_first
-    for i in range(split, blocks, SPLITS):
+    for i in range(split, blocks, parts):
         is_own = i >= prompt_blocks
         block_start = tl.where(is_own, own_first + i - prompt_blocks, prompt_first + i) * BLOCK
         length, begin = tl.where(is_own, own_length, prompt_length), tl.where(is_own, oldest - prompt_length, oldest)
@@ -175,17 +194,18 @@ def attend_to_pages(
 
 
 @triton.jit
-def merge_kernel(partial, weight, out, rows, heads, size, SPLITS: tl.constexpr, SIZE: tl.constexpr):
-    """Merge the splits of a row's head."""
+def merge_kernel(partial, weight, parts_B, out, rows, heads, size, SIZE: tl.constexpr):
+    """Merge the parts of a row's head."""
     row, head = tl.program_id(0), tl.program_id(1)
+    parts = tl.load(parts_B + row)
     column = tl.arange(0, SIZE)
     column_mask = column < size
     maximum = tl.full([], float("-inf"), tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in range(parts):
         maximum = tl.maximum(maximum, tl.load(weight + (split * 2 * rows + row) * heads + head))
     total = tl.zeros([], tl.float32)
     sums = tl.zeros([SIZE], tl.float32)
-    for split in tl.static_range(SPLITS):
+    for split in range(parts):
         weight_offset = (split * 2 * rows + row) * heads + head
         factor = tl.exp(tl.load(weight + weight_offset) - maximum)
         total += factor * tl.load(weight + weight_offset + rows * heads)
