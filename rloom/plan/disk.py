@@ -35,6 +35,7 @@ class DiskPlan:
     roles: Mapping[str, SavedRole]
     saves: int | None  # checkpoints that the run will write. None: its length is not known
     answer_bytes: float  # `rollouts/` at most
+    copied_bytes: float = 0  # memory of each machine's host while a checkpoint is written; 0: steps wait for it
 
     @property
     def checkpoint_bytes(self) -> float:
@@ -69,7 +70,20 @@ def disk_plan(config: Config, folder: Path, steps: int | None, *, critic: bool, 
         trained = read_architecture(critic_model(config)).critic_parameters
         without_export = [name for name in contents if name != "hf_model"]
         roles["critic"] = SavedRole(role_bytes(without_export, trained, 0), trainer.max_critic_ckpt_to_keep)
-    return DiskPlan(folder, free_bytes(folder), roles, saves(trainer, steps, saved), answer_bytes(config, steps))
+    whole = role_bytes([name for name in contents if name == "hf_model"], 0, size.parameters + adapter)
+    copied = (
+        sum(role.bytes for role in roles.values()) - whole
+        if config.actor_rollout_ref.actor.checkpoint.async_save
+        else 0
+    )
+    return DiskPlan(
+        folder,
+        free_bytes(folder),
+        roles,
+        saves(trainer, steps, saved),
+        answer_bytes(config, steps),
+        copied / trainer.nnodes,
+    )
 
 
 def sft_disk_plan(config: SftConfig, folder: Path, steps: int | None, *, saved: int = 0) -> DiskPlan:

@@ -33,6 +33,7 @@ from rloom.plan.architecture import (
 from rloom.plan.batches import Batches, batches
 from rloom.plan.disk import DiskPlan, disk_plan
 from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, RewardPlan, fullest, memory_by_gpu, reward_plan
+from rloom.plan.modes import ModeTime, mode_times
 from rloom.plan.timing import StepTime, step_time
 from rloom.plugins import is_own
 
@@ -217,6 +218,7 @@ class Costs:
     reward: RewardPlan | None  # None: there is none, or a note has the reason
     gpus: Sequence[GpuMemory]  # one for each set of roles that a GPU of the actor holds
     time: StepTime | None = None  # None: it does not fit, or no rate was measured
+    modes: Sequence[ModeTime] = ()  # iff there is a time
     ways_out: tuple[WayOut, ...] = ()  # settings with which it fits, if it does not
 
     @property
@@ -352,7 +354,7 @@ def estimate(config: Config, needs: Needs, sizes: Batches, gpu_bytes: float, rew
         return replace(costs, ways_out=tuple(ways_out(config, gpu_bytes)))
     measured = all(model.number_bytes < FLOAT32 for model in (actor, critic) if model is not None)
     time = step_time(config, needs, sizes, actor, critic, costs.generating) if measured else None
-    return replace(costs, time=time)
+    return replace(costs, time=time, modes=mode_times(config, gpu_bytes) if time is not None else ())
 
 
 def advice(config: Config, needs: Needs) -> list[str]:

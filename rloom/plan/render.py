@@ -11,6 +11,7 @@ from rloom.plan.disk import DiskPlan, roles_text, size_text
 from rloom.plan.make import SHOWN, Costs, Plan, PlannedGpus
 from rloom.plan.megatron import description
 from rloom.plan.memory import GIB, GpuMemory, RewardPlan
+from rloom.plan.modes import LEAST_GAIN, ModeTime
 from rloom.plan.timing import THROUGH_DRIVER, Stage, StepTime
 from rloom.runtime.placement import named_workers
 from rloom.terminal import padded
@@ -18,6 +19,9 @@ from rloom.terminal import padded
 ASSUMED = (
     "Every answer as long as it may be; arithmetic at rates measured on one H200, links by their data sheets",
     "(NVLink 450 GB/s, InfiniBand 50 GB/s a GPU), none of it overlapped. Not measured: docs/plan.md.",
+)
+LENGTHS = (
+    "Answers of log-uniform lengths, 1/64 to all of data.max_response_length; scores take no time. A model, no promise."
 )
 ENVIRONMENT_BYTES = 4 << 20  # of a forked process with an environment of rloom, measured without shared memory
 LABEL = 28  # columns of a line's label
@@ -37,6 +41,7 @@ def render(plan: Plan) -> str:
         lines += section("Memory a GPU, GiB", memory_lines(plan, plan.costs))
         if plan.costs.time is not None:
             lines += section("Time a step, estimated", time_lines(plan.costs.time))
+            lines += section("Trainer modes, s a step, estimated", mode_lines(plan.costs.modes))
     if plan.disk is not None:
         lines += section("Disk", disk_lines(plan.disk, config.trainer.save_freq))
     return "\n".join([*lines, *(["", *map(translate, plan.notes)] if plan.notes else [])])
@@ -245,8 +250,25 @@ def time_lines(time: StepTime) -> Iterator[str]:
     yield from map(translate, ASSUMED)
 
 
+def mode_lines(modes: Sequence[ModeTime]) -> Iterator[str]:
+    sync = modes[0].seconds
+    for time in modes:
+        pool = "" if time.engines is None else f", with trainer.pools.rollout={time.engines}"
+        if time.seconds is None:
+            yield f"{line(time.mode, 'not possible')}: {translate(time.fault)}"
+        elif time is modes[0] or sync is None:
+            yield line(time.mode, f"{time.seconds:.3g}{pool}")
+        elif time.seconds < (1 - LEAST_GAIN) * sync:
+            yield line(time.mode, f"{time.seconds:.3g}, {1 - time.seconds / sync:.0%} less: it pays{pool}")
+        else:
+            yield line(time.mode, f"{time.seconds:.3g}, it does not pay{pool}")
+    yield translate(LENGTHS)
+
+
 def disk_lines(disk: DiskPlan, save_freq: int) -> Iterator[str]:
     yield line("a checkpoint", roles_text(disk))
+    if disk.copied_bytes:
+        yield line("its copy", f"{size_text(disk.copied_bytes)} of each machine's host memory until it is written")
     if disk.saves is None:
         yield line("checkpoints", f"one every {count(save_freq, 'step')}; the data decide how many steps there are")
     else:

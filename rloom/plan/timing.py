@@ -32,8 +32,9 @@ DRIVER = 50e9  # bytes/s in and out of the driver's machine: one InfiniBand port
 # Bytes of a token that pass through the driver; a test compares them with rloom/batch.py.
 TOKEN, MASK, NUMBER = 8, 1, 4  # int64, bool, float32
 COMPLETION = TOKEN + NUMBER  # with its log-prob
-SCORED = TOKEN + MASK + NUMBER + NUMBER  # a Batch to the workers, one number back
-TRAINED = TOKEN + MASK + NUMBER + NUMBER  # a TrainBatch: a Batch with advantages, before what is optional
+PUT = TOKEN // 2 + MASK + NUMBER  # a Batch where the workers read it, with int32 tokens
+# Copying, pickling and page faults on the driver's thread, measured on a loaded CPU (docs/measurements/workers.md)
+DRIVER_COPIES = 0.7e9  # bytes/s
 
 GENERATION, OLD_LOGPROBS, ACTOR_UPDATE = "generation", "old log-probs", "actor update"  # names of stages
 TO_ENGINE, THROUGH_DRIVER = "weights to the engine", "samples through the driver"
@@ -122,12 +123,19 @@ def step_time(
     if sizes.ranks > 1:
         seconds, moved = links.gather(actor.number_bytes * actor.parameters, actor.shards)
         stages.append(Stage(TO_ENGINE, wire_s=seconds, wire_bytes=moved))
-        stages.append(through_driver(sizes, len(scorings)))
+        stages.append(through_driver(config, sizes, len(scorings)))
     return StepTime(stages, sizes.tokens)
 
 
-def generation(config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, memory: Memory) -> Stage:
-    """A share of the floor, and a time for each decode step.
+def generation(
+    config: Config,
+    needs: Needs,
+    sizes: Batches,
+    actor: ModelPlan,
+    memory: Memory,
+    decode_steps: float | None = None,
+) -> Stage:
+    """A share of the floor, and a time for each decode step. `decode_steps`: None: those of answers of one length.
 
     The floor: every step reads the weights and the cached keys and values, every token is multiplied with every matrix,
     every prompt is read once. Sequences that do not fit into the cache run in further rounds.
@@ -139,7 +147,7 @@ def generation(config: Config, needs: Needs, sizes: Batches, actor: ModelPlan, m
     cache = memory.cache
     assert cache is not None  # a GPU that generates has one
     running = max(1, min(cache.running, cache.whole_sequences))
-    steps = math.ceil(samples / running) * answer
+    steps = math.ceil(samples / running) * answer if decode_steps is None else decode_steps
     weights = actor.number_bytes * size.matrix_parameters
     cached = samples * (answer * prompt + answer * (answer - 1) // 2) * cache.token_bytes
     flops = 2.0 * size.matrix_parameters * (samples * answer + sizes.prompts_per_engine * prompt)
@@ -235,10 +243,11 @@ def offloaded_bytes(model: ModelPlan, passes: int, sums: int) -> float:
     return moved
 
 
-def through_driver(sizes: Batches, scorings: int) -> Stage:
-    """Answers arrive there; the batches of every scoring and every epoch of training leave from there."""
+def through_driver(config: Config, sizes: Batches, scorings: int) -> Stage:
+    """Answers arrive there; the batch leaves from there once. A number a token returns from every scoring, and two from
+    every epoch of the actor whose answers are dumped."""
     optional = scorings + (1 if sizes.critic is not None else 0)  # old log-probs, reference, values; returns
-    epochs = sizes.actor.epochs + (sizes.critic.epochs if sizes.critic is not None else 0)
-    each = COMPLETION + SCORED * scorings + (TRAINED + NUMBER * optional) * epochs
+    recorded = 2 * NUMBER * sizes.actor.epochs if config.trainer.log_rollouts else 0
+    each = COMPLETION + PUT + NUMBER * (1 + optional) + NUMBER * scorings + recorded
     moved = float(each * sizes.tokens)
-    return Stage(THROUGH_DRIVER, wire_s=moved / DRIVER, wire_bytes=moved)
+    return Stage(THROUGH_DRIVER, moved / DRIVER_COPIES, moved / DRIVER, moved)

@@ -143,22 +143,22 @@ class ModelWork:
     # window of a layer (None: all tokens before) -> heads × (size of a key + size of a value), summed over such layers
     attention: Mapping[int | None, int]
 
-    def update_flops(self, length_N: Tensor) -> float:
-        """FLOPs of a forward and a backward pass over samples of these lengths, without recomputed activations.
+    def update_flops(self, length_N: Tensor) -> Tensor:
+        """For samples of these lengths, FLOPs of a forward and a backward pass, without recomputed activations.
 
         A parameter and token: 2 for the forward pass, 2 for the gradient of the input and, if it is trained, 2 for its
         own. A number of a key or value that a token attends to: 2 forward, 4 backward.
         """
-        matrices = (4 * self.active + 2 * self.trained) * float(length_N.sum())
-        attended = (numbers * attended_tokens(length_N, window) for window, numbers in self.attention.items())
-        return matrices + 6 * sum(attended)
+        flops_N = (4 * self.active + 2 * self.trained) * length_N.double()
+        for window, numbers in self.attention.items():
+            flops_N += 6 * numbers * attended_tokens(length_N.double(), window)
+        return flops_N
 
 
-def attended_tokens(length_N: Tensor, window: int | None) -> float:
-    """Over all tokens: how many tokens each attends to, which are itself and those before it, within the window."""
-    length_N = length_N.double()
+def attended_tokens(length_N: Tensor, window: int | None) -> Tensor:
+    """Over the tokens of a sample: how many tokens each attends to: itself and those before it, within the window."""
     inside_N = length_N if window is None else length_N.clamp(max=window)
-    return float((inside_N * (inside_N + 1) / 2 + (length_N - inside_N) * inside_N).sum())
+    return inside_N * (inside_N + 1) / 2 + (length_N - inside_N) * inside_N
 
 
 def throughput(*, tokens: int, seconds: float, device: torch.device, devices: int) -> dict[str, float]:

@@ -9,6 +9,8 @@ most one unfinished one. Readers check each record once, with the functions here
     run          a process has started training after `step` (0: from the beginning): `total_steps`, `host`, `pid`
     stage_begin  `stage`: gen, reward, old_log_prob, update_actor, ...
     stage_end    `stage`, `seconds`
+    generation   `spans`: [begin, end] of when the rollout engines had requests, since the event before it. Of runs that
+                 generate ahead of training, whose generation is no stage of a step
     step         `metrics`
     validation   `metrics`; `measures`: by data source, whether they are its accuracy or its mean score
     warning      `kind`, `message`; a rollout mismatch also has `metric`, `value`, `threshold`, `engine_versions`,
@@ -204,6 +206,7 @@ def to_json_value(value: Any) -> Any:
 
 
 EVENTS_FILE = "events.jsonl"
+SCHEDULE_FILE = "schedule.jsonl"  # of a run that generates ahead of training
 Event = dict[str, Any]
 Check = Callable[[Any], bool]
 LATEST = 1e11  # seconds since 1970
@@ -231,6 +234,11 @@ def are_measures(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(measure, str) and measure in LABELS for measure in value.values())
 
 
+def are_spans(value: Any) -> bool:
+    pairs = isinstance(value, list) and all(isinstance(span, list) and len(span) == 2 for span in value)
+    return pairs and all(is_time(begin) and is_time(end) and begin <= end for begin, end in value)
+
+
 STEP: Mapping[str, Check] = {"step": is_whole}
 METRICS: Mapping[str, Check] = {**STEP, "metrics": lambda value: isinstance(value, dict)}
 # event -> the check of each field that readers rely on; a field that may be missing is None
@@ -246,6 +254,7 @@ FIELDS: Mapping[str, Mapping[str, Check]] = {
     },
     "stage_begin": {**STEP, "stage": is_text},
     "stage_end": {**STEP, "stage": is_text, "seconds": is_time},
+    "generation": {**STEP, "spans": are_spans},
     "step": METRICS,
     "validation": {**METRICS, "measures": or_none(are_measures)},
     "warning": {**STEP, "kind": is_text, "message": is_text},

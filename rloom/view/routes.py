@@ -10,7 +10,8 @@ from rloom.view.labels import write_labels
 from rloom.view.prompts import group_answers, prompt_history, prompts
 from rloom.view.query import MOST_DIGITS, Json, Query
 from rloom.view.run_cache import RunCache, RunHandle
-from rloom.view.runs import badges, comparison, config, dumped_steps, findings, list_runs, metrics, stages
+from rloom.view.runs import badges, comparison, config, dumped_steps, findings, list_runs, metrics
+from rloom.view.timeline import timeline
 from rloom.view.validation import compared_validations, validation
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def number(name: str) -> str:
 
 OF_RUN: Mapping[str, OfRun] = {
     "metrics": lambda run, at, query: metrics(run, query),
-    "stages": lambda run, at, query: stages(run, query),
+    "timeline": lambda run, at, query: timeline(run, query),
     "config": lambda run, at, query: config(run),
     "dumps": lambda run, at, query: dumped_steps(run),
     "findings": lambda run, at, query: findings(run),

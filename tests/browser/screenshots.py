@@ -50,6 +50,7 @@ def take_all(page: chromium.Page, folder: Path) -> None:
         ("prompts", f"{shown}/step/{steps[2]}?sort=spread&order=desc&text=What%20is", 560, "light"),
         ("answers", f"{shown}/step/{steps[1]}/prompt/{mixed}", 860, "light"),
         ("validation", f"{shown}/validation?outcome=fixed&text=What%20is", 800, "light"),
+        ("timeline", f"{shown}/timeline?first=1&last=8", 760, "light"),
         ("compare", f"#/compare/{ids}", 900, "dark"),
         ("two-runs", f"#/compare/{run},{ill}?outcome=broken", 620, "light"),
         ("config", f"{shown}/config", 860, "light"),

@@ -256,14 +256,27 @@ def test_the_filter_finds_metrics_by_their_names(page: Page) -> None:
     page.one("main input[type=search]").clear()
 
 
-def test_a_step_of_the_time_line_shows_its_stages(page: Page) -> None:
+def test_a_step_of_the_bars_opens_in_the_timeline(page: Page) -> None:
     page.open("finished")
-    hover(page, ".timeline .plot > svg", 0.5)
-    page.one(".timeline .plot > svg").click()
-    page.wait(lambda: page.texts(".stage-name"))
-    assert page.texts(".stage-name") == ["gen", "sync_weights", "reward", "old_log_prob", "update_actor"]
-    assert page.texts(".stage-list .number") == ["20.0 s", "2.00 s", "4.00 s", "3.00 s", "10.0 s"]
-    assert page.texts(".stage-list .inner .stage-name") == ["sync_weights"]
+    hover(page, ".step-times .plot > svg", 0.5)
+    page.one(".step-times .plot > svg").click()
+    page.wait(lambda: page.texts(".stages tbody td.number"))
+    assert page.texts(".stages code") == ["gen", "update_actor", "reward", "old_log_prob", "sync_weights"]
+    assert page.texts(".stages td:nth-child(3)") == ["20.0 s", "10.0 s", "4.00 s", "3.00 s", "2.00 s"]
+    assert page.texts(".tiles dd") == ["47.4\u202f%", "65.8\u202f%", "13.2\u202f%", "38.0 s"]
+
+
+def test_the_steps_of_the_timeline_are_chosen_with_the_keyboard(page: Page) -> None:
+    page.open("finished/timeline?first=3&last=4")
+
+    def steps() -> list[str]:
+        return [page.one(f"#{name}").get_attribute("value") for name in ("first", "last")]
+
+    page.wait(lambda: len(page.all(".timeline rect.span")) == 10 and steps() == ["3", "4"])
+    for key, expected in (("]", ["5", "6"]), ("[", ["3", "4"]), ("+", ["4", "4"]), ("-", ["3", "4"])):
+        page.press(key)
+        page.wait(lambda expected=expected: steps() == expected)
+    assert page.text(".timeline rect.span title") == "gen, step 3: 20.0 s"
 
 
 def test_a_killed_run_is_shown_as_killed_and_a_half_written_line_is_not_shown(page: Page) -> None:
@@ -283,6 +296,7 @@ def test_a_killed_run_is_shown_as_killed_and_a_half_written_line_is_not_shown(pa
         ("bare/step/last", "trainer.log_rollouts=True"),
         ("bare/validation", "trainer.test_freq=5"),
         ("long/step/last", "trainer.log_rollouts=True"),
+        ("long/timeline", "a version that did not record them"),
         ("#/run/99", "There is no run 99."),
         ("#/elsewhere", "There is no such page."),
         ("#/compare/", "Choose two or more runs"),

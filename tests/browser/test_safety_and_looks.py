@@ -20,6 +20,7 @@ EVERY_PAGE = (
     "finished/validation/8/prompt/1",
     "finished/validation-prompt/1",
     "finished/findings",
+    "finished/timeline",
     "finished/search?text=step",
     "finished/config",
     "#/compare/0,1",
@@ -176,7 +177,7 @@ def test_the_theme_is_that_of_the_system_or_the_one_chosen(page: Page) -> None:
 def test_every_page_is_also_in_chinese(page: Page) -> None:
     page.open("finished")
     page.one("#language").click()
-    page.wait(lambda: page.texts(".tabs a") == ["概览", "训练步", "验证", "诊断", "搜索", "配置"])
+    page.wait(lambda: page.texts(".tabs a") == ["概览", "训练步", "验证", "时间线", "诊断", "搜索", "配置"])
     for place in EVERY_PAGE:
         page.open(place)
         assert re.search("[一-鿿]", page.text("main")), place

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from rloom.doctor.run import answers, episodes, learning, numerics, policy, reward
+from rloom.doctor.run import ahead, answers, episodes, learning, numerics, policy, reward
 from rloom.doctor.run.finding import Change, Fault, Finding, Severity
 from rloom.doctor.run.history import History
 
@@ -48,6 +48,7 @@ ORDER = (
     Check(numerics.GRADIENT, numerics.gradient_explosion),
     Check(policy.CLIP, policy.clip_high),
     Check(policy.KL_FAULT, policy.kl_high),
+    Check(ahead.STALENESS, ahead.staleness_hurts),
     Check(learning.COLLAPSE, learning.reward_collapse),
     Check(answers.LOW_SCORE, answers.low_score),
     Check(answers.EQUAL_GROUPS, answers.equal_groups),
@@ -69,6 +70,8 @@ ORDER = (
     Check(learning.NO_PROGRESS, learning.no_progress),
     Check(learning.UNUSUAL, lambda history: learning.unusual_keys(history, frozenset())),
     Check(episodes.REWRITES, episodes.past_rewritten),
+    Check(ahead.QUEUE, ahead.queue_grows),
+    Check(ahead.STARVING, ahead.starving_trainer),
     Check(numerics.SLOW, numerics.slow_stage),
     Check(numerics.MEMORY, numerics.memory_growth),
 )
@@ -117,6 +120,7 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     "repetition": frozenset({"answers_cut", "length_drift"}),
     "answers_cut": frozenset({"length_drift"}),
     "reward_falls": frozenset({"no_progress"}),
+    "starving_trainer": frozenset({"slow_stage"}),
 }
 RANK = {severity: place for place, severity in enumerate(Severity)}
 

@@ -26,9 +26,12 @@ READ = (  # prefixes of the metrics that checks read; a step has about a hundred
         "response_length/",
         "reward/",
         "rollout/",
+        "rollout_corr/",
         "timing_s/",
         "train/",
         "training/epoch",
+        "training/off_policy/",
+        "training/wait_s",
         VALIDATION,
     ),
 )

@@ -287,6 +287,10 @@ def rollout_mismatch(history: History) -> Finding | None:
     if THRESHOLD_KEY in history.config and history.config[THRESHOLD_KEY] is None:  # switched off
         return None
     figure, threshold = history.series(FIGURE), history.number(THRESHOLD_KEY, MISMATCH_DEFAULT)
+    ages = history.series("training/off_policy/trajectory_staleness_worst/max")
+    older = {step for step, age in zip(ages.steps, ages.values, strict=True) if age > 0}  # than the trainer's weights
+    kept = [pair for pair in zip(figure.steps, figure.values, strict=True) if pair[0] not in older]
+    figure = Series(tuple(step for step, _ in kept), tuple(value for _, value in kept))
     above = [(step, value) for step, value in zip(figure.steps, figure.values, strict=True) if value > threshold]
     if len(above) < FEWEST_STEPS:  # a single step may have a rare token
         return None

@@ -54,7 +54,7 @@ export class Keys {
 
   showHelp() {
     const dialog = document.getElementById("keys");
-    const rows = [...this.rows, ["g r", t("keys.runs")], ["g o", t("keys.overview")], ["g s", t("keys.step")], ["g v", t("keys.validation")],
+    const rows = [...this.rows, ["g r", t("keys.runs")], ["g o", t("keys.overview")], ["g s", t("keys.step")], ["g v", t("keys.validation")], ["g t", t("keys.timeline")],
       ["g f", t("keys.findings")], ["g a", t("keys.search")], ["g k", t("keys.config")], ["g c", t("keys.compare")], ["/", t("keys.filter")], ["?", t("keys.help")]];
     replace(dialog, el("h2", {}, t("keys.title")),
       el("dl", { class: "keys" }, rows.map(([key, text]) => [

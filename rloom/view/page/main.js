@@ -15,6 +15,7 @@ import { search } from "./search.js";
 import { compareHash, drawTop, stateBadge, updateBadge } from "./shell.js";
 import { storeOf } from "./store.js";
 import { language, t } from "./texts.js";
+import { timeline } from "./timeline.js";
 import { validation } from "./validation.js";
 
 const RUNNING_MS = 2000;
@@ -29,6 +30,7 @@ const ROUTES = [
   [new RegExp(`^/run/(\\d+)/${KIND}/(\\d+)/prompt/(\\d+)$`), null, answers],
   [/^\/run\/(\d+)\/(prompt|validation-prompt)\/(\d+)$/, null, history],
   [/^\/run\/(\d+)\/validation$/, "validation", validation],
+  [/^\/run\/(\d+)\/timeline$/, "timeline", timeline],
   [/^\/run\/(\d+)\/findings$/, "findings", findings],
   [/^\/run\/(\d+)\/search$/, "search", search],
   [/^\/run\/(\d+)\/config$/, "config", config],
@@ -114,7 +116,7 @@ class App {
     this.keys.page = made.keys ?? {};
     this.keys.rows = made.rows ?? [];
     const base = `#/run/${this.runId ?? this.runs[0]?.id}`;
-    this.keys.places = { r: "#/", o: base, s: `${base}/step/last`, v: `${base}/validation`, f: `${base}/findings`, a: `${base}/search`, k: `${base}/config`, c: compareHash(this) };
+    this.keys.places = { r: "#/", o: base, s: `${base}/step/last`, v: `${base}/validation`, t: `${base}/timeline`, f: `${base}/findings`, a: `${base}/search`, k: `${base}/config`, c: compareHash(this) };
     if (!samePage) scrollTo(0, 0);
   }
 

@@ -10,8 +10,8 @@ import { debounced, el, emptyState, field, link, replace, setText } from "./dom.
 import { findingTitle } from "./findings.js";
 import { duration, NONE, number, seconds, time } from "./format.js";
 import { elapsed } from "./shell.js";
+import { StepTimes } from "./step_times.js";
 import { language, t } from "./texts.js";
-import { Timeline } from "./timeline.js";
 
 const FINDINGS_SHOWN = 4;
 
@@ -42,12 +42,12 @@ class Overview {
     this.tiles = el("dl", { class: "tiles" });
     this.findings = el("div", { class: "findings-short" });
     this.main = el("div", { class: "chart-grid" });
-    this.timeline = new Timeline(app.runId, this.group);
+    this.stepTimes = new StepTimes(app.runId, this.group);
     this.distributions = new Distributions(app.runId, this.group, this.store);
     this.spread = el("section", { class: "chart-grid spread", "aria-label": t("distribution.title") }, this.distributions.nodes);
     this.others = el("div", { class: "others" });
     this.filter = el("input", { type: "search", autocomplete: "off", spellcheck: "false", on: { input: debounced(() => this.drawOthers(), 120) } });
-    this.body = el("div", {}, this.toolbar.node, this.main, this.spread, this.timeline.node,
+    this.body = el("div", {}, this.toolbar.node, this.main, this.spread, this.stepTimes.node,
       el("section", { "aria-label": t("overview.others") },
         el("div", { class: "section-head" }, el("h2", {}, t("overview.others")), field(t("overview.filter"), this.filter, { class: "field grow" })), this.others));
     this.empty = emptyState(t("overview.no_steps"), t("overview.no_steps_hint"));
@@ -67,7 +67,7 @@ class Overview {
     this.toolbar.update(axesOf([store]), store.steps.length);
     this.drawTiles();
     this.drawCurves();
-    this.timeline.set(store);
+    this.stepTimes.set(store);
     if (before >= 0) {
       this.distributions.load().catch(() => {});
       this.app.announce(t("overview.announce", { step: store.steps.at(-1) }));

@@ -30,7 +30,7 @@ function runChoice(app) {
 
 function tabs(app) {
   const base = `#/run/${app.runId}`;
-  return [["overview", base], ["step", `${base}/step/last`], ["validation", `${base}/validation`], ["findings", `${base}/findings`], ["search", `${base}/search`], ["config", `${base}/config`]]
+  return [["overview", base], ["step", `${base}/step/last`], ["validation", `${base}/validation`], ["timeline", `${base}/timeline`], ["findings", `${base}/findings`], ["search", `${base}/search`], ["config", `${base}/config`]]
     .map(([name, href]) => link(href, t(`nav.${name}`), current(app, name)));
 }
 

@@ -1,192 +1,139 @@
-// Where the time of the steps goes: one stacked bar a step, and the stages of a chosen step on a time axis.
+// A range of steps on one time axis: generation, waiting, training, weight sync, and what was idle meanwhile.
 
 import { get } from "./api.js";
 import { colour } from "./chart_specs.js";
-import * as curves from "./curves.js";
-import { el, link, replace, setText, svg } from "./dom.js";
-import { NONE, seconds } from "./format.js";
+import { linear, ticks } from "./curves.js";
+import { button, debounced, el, emptyState, field, link, replace, svg } from "./dom.js";
+import { percent, seconds } from "./format.js";
+import { Query } from "./query.js";
 import { t } from "./texts.js";
 
-const HEIGHT = 180;
-const MARGIN = { top: 8, right: 12, bottom: 22, left: 48 };
-const PREFIX = "timing_s/";
+const DEFAULTS = { first: "", last: "" }; // the last steps
+const ROWS = ["generation", "waiting", "training", "sync", "other"];
+const IDLE = ["engines", "trainer", "both"];
+const MOST_STEPS = 200;
+const [TOP, LANE, GAP, LEFT, RIGHT, BOTTOM] = [22, 26, 8, 96, 20, 22];
+const HEIGHT = TOP + ROWS.length * (LANE + GAP) + BOTTOM;
 
-export class Timeline {
-  constructor(runId, group) {
-    this.runId = runId;
-    this.group = group; // its cursor and zoom are those of the charts
-    this.steps = [];
-    this.series = []; // its bars do not widen the axis of the curves
-    this.stages = []; // {name, colour, y}
-    this.chosen = null;
-    this.smoothed = new Map(); // as a chart has it: bars are never smoothed
+export async function timeline(app, { query }) {
+  const view = new TimelinePage(app, query);
+  await view.load();
+  return {
+    node: view.node, update: () => view.load(), close: () => view.sizes.disconnect(),
+    keys: { "[": () => view.move(-1), "]": () => view.move(1), "+": () => view.zoom(0.5), "-": () => view.zoom(2) },
+    rows: [["[ ]", t("keys.range")], ["+ -", t("keys.zoom")]],
+  };
+}
+
+class TimelinePage {
+  constructor(app, query) {
+    this.app = app;
+    this.runId = app.runId; // the app may have gone on to another page before an answer arrives
+    this.query = new Query(query, DEFAULTS);
+    this.colours = new Map(); // row and stage -> colour, which stays with them
     this.width = 0;
-    this.legend = el("div", { class: "legend" });
-    this.svg = svg("svg", { role: "img", height: HEIGHT, "aria-label": t("timeline.title"), tabindex: "0" });
+    this.shown = "";
+    const input = (name) => el("input", { type: "number", min: 0, class: "short", id: name, on: { change: debounced(() => this.typed(), 50) } });
+    this.inputs = { first: input("first"), last: input("last") };
+    this.svg = svg("svg", { role: "img", height: HEIGHT, "aria-label": t("timeline.title") });
     this.plot = el("div", { class: "plot" }, this.svg);
-    this.detail = el("div", { class: "stages", "aria-live": "polite" });
-    this.node = el("section", { class: "timeline chart wide" }, el("div", { class: "section-head" }, el("h2", {}, t("timeline.title")),
-      el("span", { class: "muted" }, t("timeline.hint"))), this.legend, this.plot, this.detail);
-    this.listen();
-    group.add(this);
+    this.body = el("div", {});
+    this.node = el("section", { class: "page timeline" },
+      el("div", { class: "page-head" }, el("h1", {}, t("timeline.title")), el("div", { class: "step-choice" },
+        field(t("timeline.first"), this.inputs.first), field(t("timeline.last"), this.inputs.last),
+        [["‹", () => this.move(-1), "keys.range"], ["›", () => this.move(1), "keys.range"], ["+", () => this.zoom(0.5), "keys.zoom"], ["−", () => this.zoom(2), "keys.zoom"]]
+          .map(([sign, action, key]) => button(sign, action, { "aria-label": `${sign} ${t(key)}`, title: t(key) })))), this.body);
+    this.sizes = new ResizeObserver(([entry]) => this.resize(entry.contentRect.width));
+    this.sizes.observe(this.plot);
   }
 
-  set(store) {
-    this.steps = store.steps;
-    const names = [...store.columns.keys()].filter((name) => name.startsWith(PREFIX) && name !== `${PREFIX}step`);
-    const total = (name) => store.columns.get(name).reduce((sum, value) => sum + (value ?? 0), 0);
-    const order = names.map((name) => [name, total(name)]).sort((a, b) => b[1] - a[1]);
-    // a colour stays with its stage while the run goes on
-    this.colours ??= new Map();
-    for (const [name] of order) if (!this.colours.has(name)) this.colours.set(name, colour(this.colours.size));
-    this.stages = order.map(([name]) => ({ name: name.slice(PREFIX.length), colour: this.colours.get(name), y: store.columns.get(name) }));
-    this.values = this.stages.map(() => el("b", { class: "value" }, NONE));
-    replace(this.legend, this.stages.map((stage, i) => el("span", { class: "key", vars: { "--colour": stage.colour } },
-      el("i", { class: "square" }), el("span", { class: "name" }, stage.name), this.values[i])));
-    this.node.hidden = !this.stages.length;
-    this.redraw();
+  async load() {
+    const found = await get(`runs/${this.runId}/timeline`, this.query.values);
+    const text = JSON.stringify(found);
+    if (text === this.shown) return;
+    this.shown = text;
+    this.found = found;
+    for (const name of ["first", "last"]) if (document.activeElement !== this.inputs[name]) this.inputs[name].value = found[name];
+    if (!found.steps.length) return void replace(this.body, emptyState(t("timeline.none"), t("timeline.none_hint")));
+    const open = found.first === found.last ? link(`#/run/${this.runId}/step/${found.first}`, t("timeline.open", { step: found.first })) : null;
+    replace(this.body, this.tiles(), found.idle.engines === null ? el("p", { class: "note" }, t("timeline.unknown")) : null,
+      el("section", { class: "chart wide" }, this.plot), el("div", { class: "toolbar" }, open), this.table());
+    this.draw();
   }
 
-  redraw() {
-    this.stale = true;
-    if (this.visible) this.draw();
+  typed() {
+    const [first, last] = [this.inputs.first, this.inputs.last].map((input) => Math.max(0, Math.round(Number(input.value))));
+    this.show(first, Math.max(first, last));
+  }
+
+  show(first, last) {
+    this.query.set({ first, last: Math.min(last, first + MOST_STEPS - 1) });
+    this.load().catch(() => {}); // shown as a lost connection
+  }
+
+  // By the number of steps that are shown, within those of the run.
+  move(by) {
+    const { first, last } = this.found;
+    const [size, steps] = [last - first + 1, this.app.store().steps];
+    const begin = Math.max(steps[0] ?? 0, Math.min(first + by * size, steps.at(-1) ?? first));
+    this.show(begin, begin + size - 1);
+  }
+
+  // The last of the steps stays.
+  zoom(factor) {
+    const { first, last } = this.found;
+    const size = Math.max(1, Math.round((last - first + 1) * factor));
+    this.show(Math.max(0, last - size + 1), last);
+  }
+
+  tiles() {
+    const { idle } = this.found;
+    const tile = (name, text) => el("div", { "data-idle": name }, el("dt", {}, t(`timeline.${name}`)), el("dd", {}, text));
+    return el("dl", { class: "tiles" }, IDLE.map((name) => tile(name, percent(idle[name]))), tile("time", seconds(this.found.seconds)));
   }
 
   resize(width) {
     if (Math.abs(width - this.width) < 1) return;
     this.width = width;
-    this.redraw();
+    this.draw();
   }
 
-  // Bars are one a step: cursor and zoom of the curves are theirs only if the curves are over steps.
-  follows() {
-    return this.group.axis === "step";
-  }
-
-  domain() {
-    const [low, high] = (this.follows() && this.group.zoom) || [this.steps[0] ?? 0, this.steps.at(-1) ?? 1];
-    return [low - 0.5, high + 0.5];
+  colourOf(row, stage) {
+    const key = `${row} ${stage}`; // where a run generates ahead, a step waits in the stage that is else its generation
+    if (!this.colours.has(key)) this.colours.set(key, colour(this.colours.size));
+    return this.colours.get(key);
   }
 
   draw() {
-    if (!this.stale || this.width < 80 || !this.stages.length) return;
-    this.stale = false;
-    const domain = this.domain();
-    this.xScale = curves.linear(domain, [MARGIN.left, this.width - MARGIN.right]);
-    const bars = this.bars(domain);
-    const most = Math.max(1e-9, ...bars.map((bar) => bar.heights.reduce((sum, value) => sum + value, 0)));
-    const y = curves.linear([0, most * 1.04], [HEIGHT - MARGIN.bottom, MARGIN.top]);
-    const paths = this.stages.map(() => []);
-    for (const bar of bars) {
-      let below = 0;
-      bar.heights.forEach((value, i) => {
-        if (value > 0) paths[i].push(rectangle(bar.left, y.at(below + value), bar.right, y.at(below)));
-        below += value;
-      });
-    }
+    if (!this.found?.steps.length || this.width < 80) return;
+    const { spans, steps, seconds: whole } = this.found;
+    const x = linear([0, Math.max(whole, 1e-9)], [LEFT, this.width - RIGHT]);
+    const [bottom, edges] = [HEIGHT - BOTTOM, steps.filter(([, start], i) => !i || x.at(start) - x.at(steps[i - 1][1]) > 3)];
+    const y = (row) => TOP + ROWS.indexOf(row) * (LANE + GAP);
+    let last = -Infinity;
+    const labelled = edges.filter(([, start]) => x.at(start) - last > 44 && (last = x.at(start)));
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.svg.setAttribute("width", this.width);
-    this.cursor = svg("g", { class: "cursor" });
-    this.mark = svg("g", { class: "chosen" });
-    replace(this.svg, this.axes(domain, y, most), paths.map((path, i) => svg("path", { class: "stack", vars: { "--colour": this.stages[i].colour }, d: path.join("") })),
-      this.mark, this.cursor);
-    this.markChosen();
-    this.showCursor(this.group.cursor);
+    replace(this.svg, svg("g", { class: "axes" },
+      ROWS.map((row) => [svg("rect", { class: "lane", x: LEFT, width: this.width - RIGHT - LEFT, y: y(row), height: LANE }),
+        svg("text", { class: "row-name", x: 0, y: y(row) + LANE / 2 + 4 }, t(`timeline.${row}`))]),
+      ticks([0, whole], Math.min(12, this.width / 90)).map((at) => svg("text", { x: x.at(at), y: bottom + 15, "text-anchor": "middle" }, `${at} s`)),
+      edges.map(([, start]) => svg("line", { class: "step-edge", x1: x.at(start), x2: x.at(start), y1: TOP - 4, y2: bottom })),
+      labelled.map(([step, start]) => svg("text", { x: x.at(start) + 3, y: TOP - 8 }, String(step)))),
+    spans.map((span) => svg("rect", { class: "span", "data-row": span.row, x: x.at(span.start), width: Math.max(1, x.at(span.start + span.seconds) - x.at(span.start)), y: y(span.row), height: LANE, vars: { "--colour": this.colourOf(span.row, span.stage) } },
+      svg("title", {}, t("timeline.span", { stage: span.stage, step: span.step, seconds: seconds(span.seconds) })))));
   }
 
-  // One bar for each step; where steps are narrower than two pixels, one bar is the mean of several.
-  bars(domain) {
-    const first = curves.firstAtLeast(this.steps, domain[0]);
-    const last = curves.firstAtLeast(this.steps, domain[1]);
-    const width = (this.width - MARGIN.left - MARGIN.right) / (domain[1] - domain[0]);
-    const together = Math.max(1, Math.ceil(2 / width));
-    const bars = [];
-    for (let i = first; i < last; i += together) {
-      const end = Math.min(last, i + together);
-      const heights = this.stages.map(({ y }) => {
-        let sum = 0;
-        for (let k = i; k < end; k += 1) sum += y[k] ?? 0;
-        return sum / (end - i);
-      });
-      const gap = width > 5 ? Math.min(3, width * 0.15) : 0;
-      bars.push({ heights, left: this.xScale.at(this.steps[i] - 0.5) + gap / 2, right: this.xScale.at(this.steps[end - 1] + 0.5) - gap / 2 });
-    }
-    return bars;
+  table() {
+    const sums = new Map();
+    for (const { row, stage, seconds: length } of this.found.spans) sums.set(`${row} ${stage}`, (sums.get(`${row} ${stage}`) ?? 0) + length);
+    const order = [...sums].sort(([, a], [, b]) => b - a);
+    return el("div", { class: "table-box" }, el("table", { class: "stages" },
+      el("thead", {}, el("tr", {}, ["stage", "row", "seconds", "share"].map((name, i) => el("th", { scope: "col", class: i > 1 ? "number" : null }, t(`timeline.${name}`))))),
+      el("tbody", {}, order.map(([key, length]) => {
+        const [row, stage] = key.split(" ");
+        return el("tr", {}, el("td", {}, el("i", { vars: { "--colour": this.colourOf(row, stage) } }), el("code", {}, stage)), el("td", {}, t(`timeline.${row}`)),
+          el("td", { class: "number" }, seconds(length)), el("td", { class: "number" }, percent(length / this.found.seconds)));
+      }))));
   }
-
-  axes(domain, y, most) {
-    const [left, right, bottom] = [MARGIN.left, this.width - MARGIN.right, HEIGHT - MARGIN.bottom];
-    return svg("g", { class: "axes" },
-      curves.ticks([0, most], 4).map((value) => [
-        svg("line", { class: "grid", x1: left, x2: right, y1: y.at(value), y2: y.at(value) }),
-        svg("text", { x: left - 6, y: y.at(value) + 3.5, "text-anchor": "end" }, `${value} s`)]),
-      svg("line", { class: "base", x1: left, x2: right, y1: bottom + 0.5, y2: bottom + 0.5 }),
-      curves.ticks(domain, Math.min(16, this.width / 70), true).map((value) =>
-        svg("text", { x: this.xScale.at(value), y: bottom + 15, "text-anchor": "middle" }, String(value))));
-  }
-
-  showCursor(place) {
-    const x = this.follows() ? place : null;
-    const at = x === null ? this.steps.length - 1 : curves.nearest(this.steps, x);
-    this.stages.forEach((stage, i) => setText(this.values[i], seconds(stage.y[at] ?? null)));
-    if (!this.cursor || !this.visible) return;
-    if (x === null) return void this.cursor.replaceChildren();
-    const pixel = this.xScale.at(x);
-    replace(this.cursor, svg("line", { x1: pixel, x2: pixel, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }),
-      svg("text", { class: "cursor-step", x: pixel, y: HEIGHT - MARGIN.bottom + 15, "text-anchor": "middle" }, String(x)));
-  }
-
-  stepAt(event) {
-    const value = this.xScale.invert(event.clientX - this.svg.getBoundingClientRect().left);
-    const at = curves.nearest(this.steps, value);
-    return at < 0 ? null : this.steps[at];
-  }
-
-  listen() {
-    this.svg.addEventListener("pointermove", (event) => this.xScale && this.follows() && this.group.setCursor(this.stepAt(event)));
-    this.svg.addEventListener("pointerleave", () => this.group.setCursor(null));
-    this.svg.addEventListener("click", (event) => this.xScale && this.choose(this.stepAt(event)));
-    this.svg.addEventListener("keydown", (event) => {
-      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!move) return;
-      event.preventDefault();
-      event.stopPropagation();
-      const from = this.chosen === null ? this.steps.length - 1 : this.steps.indexOf(this.chosen) + move;
-      this.choose(this.steps[Math.min(this.steps.length - 1, Math.max(0, from))]);
-    });
-  }
-
-  async choose(step) {
-    this.chosen = step;
-    this.markChosen();
-    try {
-      const { stages } = await get(`runs/${this.runId}/stages`, { step });
-      if (this.chosen === step) this.drawStages(step, stages);
-    } catch {
-      if (this.chosen === step) this.drawStages(step, []);
-    }
-  }
-
-  markChosen() {
-    if (this.chosen === null || !this.mark) return;
-    const [left, right] = [this.xScale.at(this.chosen - 0.5), this.xScale.at(this.chosen + 0.5)];
-    replace(this.mark, svg("rect", { x: left, width: Math.max(2, right - left), y: MARGIN.top, height: HEIGHT - MARGIN.top - MARGIN.bottom }));
-  }
-
-  drawStages(step, stages) {
-    // a stage that still runs has no seconds yet
-    const end = Math.max(1e-9, ...stages.map((stage) => stage.start + (stage.seconds ?? 0)));
-    const name = (stage) => this.colours?.get(PREFIX + stage) ?? "var(--muted)";
-    replace(this.detail,
-      el("div", { class: "section-head" }, el("h3", {}, t("timeline.step", { step })), el("span", { class: "muted" }, stages.length ? seconds(end) : t("timeline.none")),
-        link(`#/run/${this.runId}/step/${step}`, t("timeline.open"))),
-      el("ol", { class: "stage-list" }, stages.map((stage) => el("li", { class: stage.depth ? "inner" : null },
-        el("span", { class: "stage-name" }, stage.stage),
-        el("span", { class: "track" }, el("i", { vars: { "--colour": name(stage.stage), "--from": `${(100 * stage.start) / end}%`, "--size": `${(100 * (stage.seconds ?? end - stage.start)) / end}%` } })),
-        el("span", { class: "number" }, seconds(stage.seconds))))));
-  }
-}
-
-function rectangle(left, top, right, bottom) {
-  return `M${left.toFixed(1)} ${bottom.toFixed(1)}V${top.toFixed(1)}H${right.toFixed(1)}V${bottom.toFixed(1)}Z`;
 }

@@ -140,6 +140,27 @@ def with_answers(samples: Samples, values: "Values | None" = None, keys: Mapping
     return History(known.metrics, known.config, read_samples=lambda: samples)
 
 
+# a healthy run that generates ahead on workers of its own: of 10 s a step, it waits 1 s and the engines 2 s
+SEPARATE: Mapping[str, Any] = {
+    "trainer.v1.trainer_mode": "separate_async",
+    "trainer.v1.sampler.max_off_policy_threshold": 8,
+    "trainer.pools.rollout": 2,
+    "trainer.n_gpus_per_node": 8,
+}
+COLOCATED = {**SEPARATE, "trainer.v1.trainer_mode": "colocate_async", "trainer.pools.rollout": None}
+AHEAD: Values = {
+    "training/off_policy/trajectory_staleness_worst/mean": lambda step: min(step - 1, 2.0),
+    "training/off_policy/trajectory_staleness_worst/max": lambda step: min(step - 1, 3.0),
+    "training/off_policy/dropped_groups": lambda step: float(step == 9),
+    "rollout/carried_answers": lambda step: min(100.0, 30.0 * step) + 5 * (-1) ** step,
+    "rollout_corr/k3_kl": lambda step: 0.0005 + 0.006 * min(step - 1, 2),
+    "rollout_corr/rollout_is_ratio_fraction_high": 0.001,
+    "training/wait_s": lambda step: 5.0 if step == 1 else 1.0,
+    "rollout/idle_s": 2.0,
+    "timing_s/gen": 0.9,
+    "timing_s/update_actor": 8.0,
+}
+
 FAULTY: Mapping[str, Callable[[], History]] = {
     "nonfinite": lambda: history({"actor/nonfinite_updates": lambda step: float(step == 7)}),
     "out_of_memory": lambda: ended("TrainingError", "the GPU ran out of memory in the actor's update: ..."),
@@ -216,6 +237,11 @@ FAULTY: Mapping[str, Callable[[], History]] = {
     "past_rewritten": lambda: history(
         {**EPISODES, "episode/rewritten_past": 0.8, "episode/repeated_tokens": 300.0, "episode/branches": 2.4}
     ),
+    "staleness_hurts": lambda: history(
+        {**AHEAD, "rollout_corr/k3_kl": lambda step: 0.001 if step == 1 else 0.3}, SEPARATE
+    ),
+    "queue_grows": lambda: history({**AHEAD, "training/off_policy/dropped_groups": 6.0}, SEPARATE),
+    "starving_trainer": lambda: history({**AHEAD, "training/wait_s": 6.0, "timing_s/gen": 5.9}, SEPARATE),
     "slow_stage": lambda: history({"timing_s/reward": 6.0}),
     "memory_growth": lambda: history({"perf/max_memory_allocated_gb": lambda step: 40.0 + step}),
 }  # fmt: skip

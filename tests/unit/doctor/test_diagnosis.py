@@ -437,8 +437,8 @@ def test_a_healthy_run_says_what_was_checked_and_ends_with_0(
     printed = capsys.readouterr().out
     assert "Nothing wrong found.\nChecked: nonfinite, " in printed
     assert (
-        "Not checked, because the run does not measure it: prompts_cut, kl_high, critic_stuck, loss_not_falling"
-        in printed
+        "Not checked, because the run does not measure it: prompts_cut, kl_high, staleness_hurts, critic_stuck, "
+        "loss_not_falling, queue_grows, starving_trainer\n" in printed
     )
 
 

@@ -62,7 +62,7 @@ class Loop(StepLoop):
         checkpoints = Checkpoints(folder, keep={"actor": keep})
         settings: Any = Settings(best, save_every, len(accuracies))
         log: Any = Log(folder)
-        super().__init__(settings, State(0), log, checkpoints, lambda draft: (draft / "actor").mkdir())
+        super().__init__(settings, State(0), log, checkpoints, lambda draft, background: (draft / "actor").mkdir())
         self.accuracies = accuracies
         self.further: dict[int, dict[str, float]] = {}  # step -> metrics beside the accuracy
 

@@ -23,7 +23,7 @@ from rloom.view.run_cache import RunCache
 from tests.view_client import viewing
 from tests.view_runs import table, train_rows, write_run
 
-EVENT_PAGES = ("metrics", "stages", "stages?step=1", "config", "findings")
+EVENT_PAGES = ("metrics", "timeline", "timeline?first=1&last=1", "config", "findings")
 DUMP_PAGES = ("dumps", "validation", "train/1/prompts?text=a&sort=mean", "train/1/prompts/0", "prompts/7/history")
 INDEX_FILE = f"{FOLDER}/{INDEX}"
 DUMP = f"{FOLDER}/train/1.parquet"

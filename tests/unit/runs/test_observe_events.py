@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rloom.atomic import replace_text
-from rloom.runs.records import EVENTS_FILE, EventLog
+from rloom.runs.records import EVENTS_FILE, EventLog, read_event
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
 
@@ -36,6 +36,14 @@ def test_a_line_that_a_crash_cut_short_is_skipped_and_the_next_one_is_whole(tmp_
         out.write('{"time": 1, "event": "st')
     EventLog(file).write("step", step=1, metrics={})
     assert names(file) == [("run", 0), ("step", 1)]
+
+
+def test_times_of_generation_are_pairs_in_their_order() -> None:
+    event = {"time": 9.0, "event": "generation", "step": 1}
+    good = {**event, "spans": [[1.0, 2.0], [2.0, 2.0]]}
+    assert read_event(good) == good and read_event({**event, "spans": []}) is not None
+    for spans in ([[2.0, 1.0]], [[1.0]], [1.0, 2.0], [["a", "b"]], [[1.0, None]], {}, None):
+        assert read_event({**event, "spans": spans}) is None
 
 
 def test_a_run_log_writes_stages_with_their_begin_and_end_and_how_it_ended(tmp_path: Path) -> None:

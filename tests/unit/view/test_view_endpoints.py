@@ -117,21 +117,35 @@ def test_later_metrics_begin_with_the_step_that_may_have_gained_some(viewer: Vie
     assert (none["steps"], none["metrics"]) == ([], {})
 
 
-def test_stages_have_their_start_length_and_depth(viewer: Viewer, run: str) -> None:
-    assert viewer.get(f"{run}/stages?step=2") == {
-        "step": 2,
-        "begin": START + 40.0,
-        "stages": [
-            {"stage": "gen", "start": 0.0, "seconds": 20.0, "depth": 0},
-            {"stage": "sync_weights", "start": 1.0, "seconds": 2.0, "depth": 1},
-            {"stage": "reward", "start": 20.0, "seconds": 4.0, "depth": 0},
-            {"stage": "old_log_prob", "start": 24.0, "seconds": 3.0, "depth": 0},
-            {"stage": "update_actor", "start": 28.0, "seconds": 10.0, "depth": 0},
+def test_the_timeline_has_the_stages_of_some_steps_and_idle_shares(viewer: Viewer, run: str) -> None:
+    """Of 38 s the engines generate in 20, models compute in 3 and 10."""
+    spans = [
+        ("generation", "gen", 0.0, 20.0),
+        ("other", "sync_weights", 1.0, 2.0),
+        ("waiting", "reward", 20.0, 4.0),
+        ("training", "old_log_prob", 24.0, 3.0),
+        ("training", "update_actor", 28.0, 10.0),
+    ]
+    assert viewer.get(f"{run}/timeline?first=2&last=2") == {
+        "first": 2,
+        "last": 2,
+        "seconds": 38.0,
+        "steps": [[2, 0.0]],
+        "spans": [
+            {"row": row, "stage": stage, "step": 2, "start": start, "seconds": seconds}
+            for row, stage, start, seconds in spans
         ],
+        "idle": {"engines": 1 - 20 / 38, "trainer": 1 - 13 / 38, "both": 1 - 33 / 38},
     }
-    assert viewer.get(f"{run}/stages")["step"] == 8  # the last
-    assert viewer.fault(f"{run}/stages?step=9") == (404, "the run has no stages of step 9")
-    assert viewer.fault(f"{run}/stages?step=-1")[0] == 400
+    last = viewer.get(f"{run}/timeline")
+    assert (last["first"], last["last"]) == (4, 8) and last["steps"] == [
+        [step, 40.0 * step - 160] for step in range(4, 9)
+    ]
+    none = viewer.get(f"{run}/timeline?first=9&last=9")
+    assert (none["spans"], none["steps"], none["idle"]["trainer"]) == ([], [], None)
+    assert viewer.fault(f"{run}/timeline?first=-1")[0] == 400
+    assert viewer.fault(f"{run}/timeline?first=3&last=2")[0] == 400
+    assert viewer.fault(f"{run}/timeline?first=1&last=201")[0] == 400
 
 
 def test_the_configuration_is_flat(viewer: Viewer, run: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from rloom.errors import DataError
 from rloom.view.run_cache import RunCache
 from tests.view_client import Viewer, viewing
-from tests.view_runs import GrowingRun, cut_last_line, write_killed_run, write_run
+from tests.view_runs import CONFIG, START, GrowingRun, cut_last_line, write_killed_run, write_run
 from tests.waiting import wait_until
 
 RUN = "/api/runs/0"
@@ -82,15 +82,42 @@ def test_lines_cut_short_are_left_out_and_what_follows_them_is_read(tmp_path: Pa
         assert viewer.get(f"{RUN}/dumps") == {"train": [1, 2, 3, 4], "validation": [0, 4], "skipped": 1}
 
 
-def test_a_stage_that_has_begun_has_no_length_yet(growing: GrowingRun, folder: Path) -> None:
+def test_a_stage_that_runs_lasts_until_the_last_event_and_the_time_between_processes_is_left_out(
+    growing: GrowingRun, folder: Path
+) -> None:
+    """Step 1 ends 39 s after the start; another process repeats step 2."""
     growing.write_step(1)
     growing.events.write("stage_begin", time=1_790_000_100.0, step=2, stage="gen")
+    growing.events.write("warning", time=1_790_000_103.0, step=2, kind="notice", message="")
     with viewing([folder]) as viewer:
-        gen = {"stage": "gen", "start": 0.0, "seconds": None, "depth": 0}
-        assert viewer.get(f"{RUN}/stages?step=2") == {"step": 2, "begin": 1_790_000_100.0, "stages": [gen]}
-        growing.begin(after=1)  # another process
-        growing.events.write("stage_begin", time=1_790_000_200.0, step=2, stage="gen")
-        assert viewer.get(f"{RUN}/stages?step=2")["begin"] == 1_790_000_200.0
+        gen = {"row": "generation", "stage": "gen", "step": 2, "start": 0.0, "seconds": 3.0}
+        found = viewer.get(f"{RUN}/timeline?first=2&last=2")
+        assert (found["spans"], found["seconds"], found["idle"]["engines"]) == ([gen], 3.0, 0.0)
+        growing.events.write("run", time=1_790_000_500.0, step=1, total_steps=8, host="", pid=1)
+        growing.events.write("stage_begin", time=1_790_000_500.0, step=2, stage="gen")
+        growing.events.write("stage_end", time=1_790_000_505.0, step=2, stage="gen", seconds=5.0)
+        found = viewer.get(f"{RUN}/timeline?first=1&last=2")
+        assert found["spans"][-1] == {**gen, "start": 39.0, "seconds": 5.0}
+
+
+def test_generation_beside_training_is_cut_to_the_steps_that_are_shown(folder: Path) -> None:
+    """Generation from 10 s on, and from 38 s into step 2, which begins at 40 s. In `gen` a step waits."""
+    config = {**CONFIG, "trainer": {**CONFIG["trainer"], "v1": {"trainer_mode": "separate_async"}}}
+    growing = GrowingRun(folder, total_steps=8, config=config)
+    growing.write_step(1)
+    with viewing([folder]) as viewer:
+        idle = viewer.get(f"{RUN}/timeline?first=1&last=1")["idle"]
+        assert idle == {"engines": None, "trainer": 1 - 13 / 38, "both": None}, "an older version recorded none"
+        spans = [[START + 10.0, START + 36.0], [START + 37.5, START + 45.0]]
+        growing.events.write("generation", time=START + 46.0, step=2, spans=spans)
+        growing.write_step(2)
+        found = viewer.get(f"{RUN}/timeline?first=1&last=1")
+    of_rows = {
+        row: [(s["start"], s["seconds"]) for s in found["spans"] if s["row"] == row]
+        for row in ("generation", "waiting")
+    }
+    assert of_rows == {"generation": [(10.0, 26.0), (37.5, 0.5)], "waiting": [(0.0, 20.0), (20.0, 4.0)]}
+    assert found["idle"] == pytest.approx({"engines": 1 - 26.5 / 38, "trainer": 1 - 13 / 38, "both": 1 - 28 / 38})
 
 
 def test_a_dump_that_vanishes_is_an_error_and_the_others_stay(folder: Path) -> None:
