@@ -2,15 +2,17 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rloom.engines.ulysses import SequenceParallelGroup
 from rloom.errors import ConfigError, ModelError
@@ -27,7 +29,7 @@ from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.limits import check_context
 from rloom.models.load import first_line, quiet_transformers, read_config
 from rloom.models.network import PolicyNetwork
-from rloom.models.source import ModelSource
+from rloom.models.source import EMBEDDED_FOLDER, ModelSource
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
@@ -209,3 +211,22 @@ def own_logprobs(model: PreTrainedModel, prompts: Sequence[Tensor], answers: Seq
         distribution = logits[len(prompt) - 1 : -1].log_softmax(-1)
         found.append(distribution.gather(1, tokens[len(prompt) :, None]).squeeze(1))
     return torch.cat(found)
+
+
+def write_expert_model(folder: Path) -> Sequence[str]:
+    """Random weights, with the tokenizer and the shape of the embedded model, and a reward that differs between its
+    random answers. Returns the keys of both."""
+    shutil.copytree(EMBEDDED_FOLDER / "model", folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    shape = json.loads((EMBEDDED_FOLDER / "model" / "config.json").read_text())
+    names = [
+        *("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "vocab_size"),
+        # no pad_token_id: random answers have it, and in transformers its embedding gets no gradient, in megatron one
+        *("max_position_embeddings", "eos_token_id"),
+    ]
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3_moe", **{name: shape[name] for name in names}, head_dim=32, **experts)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    reward = folder / "reward.py"
+    reward.write_text("def compute_score(solution_str, **others): return len(set(solution_str)) / 10\n")
+    return f"actor_rollout_ref.model.path={folder}", f"custom_reward_function.path={reward}"
