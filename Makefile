@@ -32,7 +32,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 REPORT := build/tests.xml
 
-.PHONY: runtime megatron ray wandb swanlab mlflow trackio setup check style types rules quick test tests durations test-long test-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
+.PHONY: runtime megatron ray wandb swanlab mlflow trackio setup check style types rules quick test tests durations test-long test-gpu test-multi-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
 megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
@@ -90,6 +90,10 @@ test-long: setup
 
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu
+
+# over NCCL with two or more GPUs, else over gloo on the CPU
+test-multi-gpu:
+	$(PYTHON) -m rloom doctor gpus
 
 # vLLM on a CPU, in an environment of its own: it pins torch and other packages. torchvision, torchaudio and torchcodec,
 # which it brings along, are not built for this torch: with them transformers cannot be imported.

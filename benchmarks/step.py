@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-import torch
 from measuring import Stopwatch, machine, note, outside_gib, peak_gib, pick_device, release, table, used_gib
 from profiling import profile_once
 from shapes import (
@@ -150,15 +149,13 @@ class Step:
             train_batch = grpo_train_batch(batch)
         with watch.stage("update"):
             shares = self.learner.accumulate(train_batch)
-            done = self.learner.apply(LEARNING_RATE, shares)
+            record = None if self.dumps is None else TokenRecord.empty(len(batch.tokens_T))
+            done = self.learner.apply(LEARNING_RATE, train_batch, shares, record)
             assert done.applied
         with watch.stage("weights"):
             self.sampler.sync_weights(number)
         with watch.stage("dump"):
             if self.dumps is not None:
-                assert done.outputs is not None
-                record = TokenRecord.empty(len(batch.tokens_T))
-                record.put(torch.arange(len(batch.tokens_T)), done.outputs, train_batch.old_logprobs_T)
                 self.dumps.write("train", number, partial(training_table, trajectories, train_batch, record))
         return watch.seconds, done.metrics
 

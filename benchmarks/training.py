@@ -33,7 +33,6 @@ from rloom.models.load import load_causal_lm
 from rloom.models.network import Network, PolicyNetwork
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching
-from rloom.runtime.nodes import free_port
 
 LEARNING_RATE = 1e-6
 OPTIMIZER = AdamW(weight_decay=0.01, betas=(0.9, 0.999), grad_clip=1.0)
@@ -90,7 +89,7 @@ def make_engine(given: argparse.Namespace) -> LocalEngine:
 
 def make_only_rank(given: argparse.Namespace) -> FSDPEngine:
     network, placement, settings = network_and_settings(given)
-    join(0, 1, address=f"127.0.0.1:{free_port()}", device=placement.device)
+    join(0, 1, address="127.0.0.1:0", device=placement.device)
     return FSDPEngine(network, placement, rank_mesh(placement.device), **settings)
 
 
@@ -101,7 +100,7 @@ def make_megatron(given: argparse.Namespace) -> Engine:
 
     network, placement, settings = network_and_settings(given)
     if not dist.is_initialized():
-        join(0, 1, address=f"127.0.0.1:{free_port()}", device=placement.device)
+        join(0, 1, address="127.0.0.1:0", device=placement.device)
     with TemporaryDirectory() as folder:
         network.module.save_pretrained(folder)  # type: ignore[operator]
         described = PolicyNetwork(load_causal_lm(ModelSource(folder), empty=True), packed=True)
@@ -124,7 +123,7 @@ class Ours:
         lengths = batch.length_N.tolist()
         passes = MicroBatching(tokens=given.tokens_per_pass).cut(lengths)
         self.tokens_per_pass = max(sum(lengths[row] for row in rows) for rows in passes)  # of the fullest
-        self.batch, self.counts = OBJECTIVE.prepare(batch), Counts.of(batch, given.new_tokens)
+        self.batch, self.counts = batch, Counts.of(batch, given.new_tokens)
 
     def update(self) -> None:
         self.engine.forward_backward(self.batch, OBJECTIVE, self.counts)

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ from tests.groups import RAY, group_of, order_of
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 its workers wait for all that runs beside
+
+# rows and tokens of this session: not in the cache of whoever runs the tests, and inherited by other processes
+if "RLOOM_CACHE" not in os.environ:
+    CACHE = tempfile.TemporaryDirectory(prefix="rloom-cache-")
+    os.environ["RLOOM_CACHE"] = CACHE.name
 
 # a shell that starts the tests in the background has them ignore Ctrl-C, and every process that they start
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from rloom.engines.distributed import join, leave
-from rloom.runtime.nodes import free_port
 from tests.helpers import FAMILIES, MIXTURES, save_model
 from tests.interpreter import kernels_interpreted
 from tests.ranks import RankProcesses
@@ -75,6 +74,6 @@ def rank_processes() -> Iterator[RankProcesses]:
 @pytest.fixture(scope="session")
 def one_rank() -> Iterator[None]:
     """This process is a process group of its own."""
-    join(0, 1, address=f"127.0.0.1:{free_port()}", device=torch.device("cpu"))
+    join(0, 1, address="127.0.0.1:0", device=torch.device("cpu"))
     yield
     leave()

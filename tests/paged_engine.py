@@ -72,7 +72,12 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def paged_rollout(
-    network: PolicyNetwork, *, pages: int | None = None, max_sequences: int = 6, records_routing: bool = False
+    network: PolicyNetwork,
+    *,
+    pages: int | None = None,
+    max_sequences: int = 6,
+    records_routing: bool = False,
+    keeps_cache: bool = False,
 ) -> NativeRollout:
     rollout = NativeRollout(
         network,
@@ -82,6 +87,7 @@ def paged_rollout(
         memory_share=0.1,
         free_cache=True,
         records_routing=records_routing,
+        keeps_cache=keeps_cache,
     )
     rollout.uses_graphs, rollout.page_tokens = True, PAGE
     if pages is not None:
@@ -93,7 +99,9 @@ def paged_rollout(
 def assert_pages_are_held_once(session: GraphSession) -> None:
     scheduler = session.scheduler
     kept = [one for entries in scheduler.kept.values() for one in entries]
-    owners = (*scheduler.running, *kept, *scheduler.prompts.values(), scheduler.allocator)
+    prompts = {id(one.prompt): one.prompt for one in (*scheduler.running, *kept)}
+    assert all(id(one) in prompts for one in scheduler.prompts.values())
+    owners = (*scheduler.running, *kept, *prompts.values(), scheduler.allocator)
     pages = [page for owner in owners for page in (owner.free if owner is scheduler.allocator else owner.pages)]
     assert sorted(pages) == list(range(session.decoder.cache.pages))
 

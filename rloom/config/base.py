@@ -267,7 +267,9 @@ class RunTrainer(Section):
         "auto: resume from the newest checkpoint in the run directory, if any. resume_path: from `resume_from_path`.",
     )
     resume_from_path: str | None = key(None, "A `global_step_N` folder.")
-    balance_batch: bool = key(True, "Divide a batch among workers by tokens instead of by samples.")
+    balance_batch: bool = key(
+        True, "Divide a batch among workers by its work (tokens and attention) instead of in order."
+    )
     max_nonfinite_updates: int = key(3, "Stop after this many consecutive updates with a non-finite gradient.", ge=1)
     diagnose: bool = key(
         True, "Warn on the console when a fault of the run is certain; `rloom doctor RUN` has the rest. False: never."
@@ -308,6 +310,21 @@ class ColocateAsync(Section):
     )
 
 
+class SeparateAsync(Section):
+    num_warmup_batches: int = key(
+        1,
+        "Batches of prompts whose answers are begun ahead beside those of the next step, which are generated while a "
+        "step trains. 0: those of the next step only.",
+        ge=0,
+    )
+    parameter_sync_step: int | None = key(
+        None,
+        "Updates between two weight syncs: `data.train_batch_size` / `ppo_mini_batch_size`, since weights are sent "
+        "after each step. null: that number.",
+        ge=1,
+    )
+
+
 class OffPolicySampler(Section):
     max_off_policy_threshold: int = key(
         8,
@@ -323,13 +340,47 @@ class OffPolicySampler(Section):
 
 
 class V1(Section):
-    trainer_mode: Literal["sync", "colocate_async"] = key(
+    trainer_mode: Literal["sync", "colocate_async", "separate_async"] = key(
         "sync",
         "sync: a step generates its answers, then trains them. colocate_async: a step trains the first groups that are "
-        "complete and scored; unfinished answers go on in the next step, with its weights.",
+        "complete and scored; unfinished answers go on in the next step, with its weights. separate_async: likewise, "
+        "and workers of their own (`trainer.pools.rollout`) generate while a step trains.",
+    )
+    kv_on_update: Literal["refill", "keep"] = key(
+        "refill",
+        "What happens to the key-value cache of an unfinished answer when the weights change. refill: it is computed "
+        "again from the answer's tokens, with the new weights. keep: it stays, and the answer goes on at once.",
     )
     colocate_async: ColocateAsync = section(ColocateAsync, "Generation ahead of training on the same workers.")
+    separate_async: SeparateAsync = section(SeparateAsync, "Generation on workers of its own, while a step trains.")
     sampler: OffPolicySampler = section(OffPolicySampler, "How old the answers may be that a step trains.")
+
+    @property
+    def is_colocated(self) -> bool:
+        return self.trainer_mode == "colocate_async"
+
+    @property
+    def is_separate(self) -> bool:
+        return self.trainer_mode == "separate_async"
+
+    @property
+    def batches_ahead(self) -> int:
+        return (self.separate_async if self.is_separate else self.colocate_async).num_warmup_batches
+
+    @property
+    def begins_ahead(self) -> bool:
+        """Whether answers may be begun before the step that trains them, as far as the sampler allows it."""
+        return self.is_separate or (self.is_colocated and self.batches_ahead > 0)
+
+    @property
+    def max_staleness(self) -> int:
+        """Updates of the weights between an answer's oldest token and its training."""
+        return self.sampler.max_off_policy_threshold if self.begins_ahead else 0
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Of unfinished answers, when the weights change."""
+        return self.kv_on_update == "keep" and self.max_staleness > 0
 
 
 class Trainer(RunTrainer):
@@ -344,6 +395,12 @@ class Trainer(RunTrainer):
         "machines: machine × `n_gpus_per_node` + GPU.",
     )
     v1: V1 = section(V1, "When answers are generated and trained.", same_run=False)
+    replay: str | None = key(
+        None,
+        "Directory of a run that generated ahead of training with the native engine. This run makes each of its "
+        "decisions again, from its `schedule.jsonl`, and computes the same bit for bit on the same kind of machine.",
+        same_run=False,
+    )
     val_only: bool = key(False, "Validate and end.")
     critic_warmup: int = key(0, "Initial steps in which only the critic is trained.", ge=0, same_run=False)
     max_actor_ckpt_to_keep: int | None = key(None, "Number of checkpoints that keep the actor. null: all.", ge=1)

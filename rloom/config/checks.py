@@ -21,9 +21,12 @@ from rloom.config.derived import (
 from rloom.config.effects import without_effect
 from rloom.config.engine_checks import (
     count,
+    kept_cache_faults,
     megatron_faults,
     megatron_notices,
+    repeated_run_faults,
     replay_faults,
+    separate_faults,
     server_faults,
     server_notices,
 )
@@ -127,6 +130,9 @@ def all_faults(config: Config, needs: Needs) -> list[str]:
         *dapo_faults(config),
         *correction_faults(config),
         *ahead_faults(config),
+        *repeated_run_faults(config),
+        *separate_faults(config),
+        *kept_cache_faults(config),
         *off_policy_faults(config, needs, config.max_staleness),
         *reward_faults(config),
         *reward_model_faults(config),
@@ -392,17 +398,27 @@ def dapo_faults(config: Config) -> Iterator[str]:
 
 def ahead_faults(config: Config) -> Iterator[str]:
     """What needs all answers of a step at once, or the engine's own tokens of one version of the weights."""
+    rollout = config.actor_rollout_ref.rollout
     if not config.generates_ahead:
         return
     key = f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
     kind = next(iter(chosen_kinds(config).values()), None)
     if kind is not None:
         yield f"{key}: {', '.join(kind.set_keys(config))}: episodes of several turns end in their step; use sync"
-    if config.algorithm.filter_groups.enable:
-        yield f"{key}: algorithm.filter_groups.enable=True takes whole batches of answers; leave one of the two out"
+    if config.ends_with_the_data:
+        yield (
+            f"{key}: with algorithm.filter_groups.enable=True the data would end while groups wait; set "
+            "trainer.total_training_steps=N"
+        )
+    scorer = config.reward_model
+    apart = "reward" in config.trainer.pools.own and not scorer.model.fsdp_config.param_offload
+    if config.algorithm.filter_groups.enable and scorer.model_path is not None and not apart:
+        yield (
+            f"{key}: algorithm.filter_groups.enable=True needs scores while answers are generated, and the reward "
+            "model scores afterwards; give it workers of its own with trainer.pools.reward=N, or use sync"
+        )
     if config.replays_routing:
         yield f"{key}: router replay has the experts of one version of the weights; leave one of the two out"
-    rollout = config.actor_rollout_ref.rollout
     engine = rollout.kind.servers if rollout.uses_servers else rollout.kind
     if config.max_staleness and engine is not None and not engine.partial_answers:
         yield (

@@ -76,11 +76,11 @@ def brings_own_algorithm(config: Config) -> bool:
 
 
 def needs_old_logprobs(config: Config, loss: LossNeeds) -> bool:
-    """An exactly on-policy update needs none, unless the loss, the step's KL or rollout correction reads them."""
+    """A single update needs none, unless the loss, the step's KL or a rollout correction that was set reads them."""
     measures_kl = config.kl_in_reward or config.kl_only_measured
     correction = config.algorithm.rollout_correction
     also_read = measures_kl or (correction.enabled and not correction.bypass_mode)
-    return not config.on_policy or loss.needs_old_logprobs or also_read
+    return not config.updates_once or loss.needs_old_logprobs or also_read
 
 
 def measures_mismatch(config: Config) -> bool:

@@ -404,3 +404,80 @@ def server_placement_faults(config: "Config") -> Iterator[str]:
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={size} does not divide {workers} workers; use a "
             f"number that does, or set {SERVER}.count"
         )
+
+
+def separate_faults(config: "Config") -> Iterator[str]:
+    """Generation while a step trains."""
+    section, rollout = config.trainer.v1.separate_async, config.actor_rollout_ref.rollout
+    if not config.trainer.v1.is_separate:
+        return
+    key = "trainer.v1.trainer_mode=separate_async"
+    if rollout.uses_servers:
+        yield (
+            f"{key}: the actor's first worker sends the requests to the servers, and trains; use "
+            "actor_rollout_ref.rollout.name=native or vllm with trainer.pools.rollout=N, or colocate_async"
+        )
+    elif not isinstance(config.trainer.pools.rollout, int):
+        yield (
+            f"{key} needs workers that generate while the others train: set trainer.pools.rollout=N, a number below "
+            f"{max(config.workers, 2)}, the workers of the run (trainer.nnodes × trainer.n_gpus_per_node = "
+            f"{config.workers}); with fewer than 2 use colocate_async"
+        )
+    prompts, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    updates = section.parameter_sync_step
+    if updates is not None and updates * mini != prompts:
+        divided = f", or {ACTOR}.ppo_mini_batch_size={prompts // updates}" if prompts % updates == 0 else ""
+        yield (
+            f"trainer.v1.separate_async.parameter_sync_step={updates} × {ACTOR}.ppo_mini_batch_size={mini} is "
+            f"{updates * mini}, not data.train_batch_size={prompts}, and weights are sent after each step; use "
+            f"data.train_batch_size={updates * mini}{divided}, or remove parameter_sync_step"
+        )
+
+
+def kept_cache_faults(config: "Config") -> Iterator[str]:
+    if not config.trainer.v1.keeps_cache:
+        return
+    key, rollout = "trainer.v1.kv_on_update=keep", config.actor_rollout_ref.rollout
+    if rollout.uses_servers or not rollout.kind.keeps_cache:
+        yield (
+            f"{key}: {rollout.kind.title} cannot keep the cache of an answer that it has not finished; use "
+            "actor_rollout_ref.rollout.name=native, or refill"
+        )
+    if config.trainer.v1.is_colocated and rollout.free_cache_engine:
+        yield (
+            f"{key}: actor_rollout_ref.rollout.free_cache_engine=True releases the cache before each update of "
+            "trainer.v1.trainer_mode=colocate_async; set it to False, or use separate_async or refill"
+        )
+    memory = config.actor_rollout_ref.actor.engine_memory
+    if config.trainer.v1.is_colocated and config.workers == 1 and memory.param_offload:
+        yield (
+            f"{key}: param_offload=True of the actor moves the weights in each step, and the engine begins anew; leave "
+            "one of the two out"
+        )
+
+
+def repeated_run_faults(config: "Config") -> Iterator[str]:
+    """What has no schedule, so that nothing can be repeated."""
+    replay, rollout = config.trainer.replay, config.actor_rollout_ref.rollout
+    if replay is None:
+        return
+    if not config.generates_ahead:
+        yield (
+            f"trainer.replay={replay} repeats runs with trainer.v1.trainer_mode=colocate_async or separate_async; "
+            "what a synchronous run computes does not depend on time, so its command repeats it: leave the key out"
+        )
+    elif not rollout.repeats:
+        yield (
+            f"trainer.replay={replay}: {rollout.kind.title} draws other tokens "
+            "when an answer is interrupted, so no run of it is repeated; use actor_rollout_ref.rollout.name=native"
+        )
+    elif config.algorithm.filter_groups.enable:
+        yield (
+            f"trainer.replay={replay}: with algorithm.filter_groups.enable=True the time that scores take decides "
+            "which prompts are answered, and no schedule is written; leave one of the two out"
+        )
+    elif config.trainer.v1.keeps_cache:
+        yield (
+            f"trainer.replay={replay}: with trainer.v1.kv_on_update=keep an answer depends on caches that a resumed "
+            "run has lost, and no schedule is written; use refill"
+        )

@@ -27,6 +27,8 @@ ONE_WORKER = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1", "trainer.node_ran
 ONE_PROCESS = (  # replaces the run's values
     *ONE_WORKER,
     "trainer.pools={actor: null, critic: null, ref: null, rollout: null, reward: null}",
+    "trainer.v1.trainer_mode=sync",
+    "trainer.replay=null",
     "actor_rollout_ref.actor.fsdp_config.fsdp_size=-1",
     "critic.model.fsdp_config.fsdp_size=-1",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",

@@ -162,6 +162,9 @@ class Checkpoint(Section):
     load_contents: list[Literal["model", "optimizer", "extra"]] = key(
         ["model", "optimizer", "extra"], "What a resume loads. The position of the run (extra) is always loaded."
     )
+    async_save: bool = key(
+        True, "Write a checkpoint while the next step runs, from a copy in host memory (`rloom plan`)."
+    )
 
 
 STRATEGY = Annotated[str, NamedIn(STRATEGIES, GROUP)]
@@ -437,14 +440,10 @@ class Config(RunConfig):
         return self.has_held_out_prompts and (trainer.test_freq > 0 or trainer.val_before_train or trainer.val_only)
 
     @property
-    def on_policy(self) -> bool:
-        """One update per batch: the policy that is trained is the one that generated the answers."""
+    def updates_once(self) -> bool:
+        """A step has one update of the policy: the weights at its beginning are those of the update."""
         actor = self.actor_rollout_ref.actor
-        return (
-            not self.max_staleness
-            and self.data.train_batch_size // actor.ppo_mini_batch_size == 1
-            and actor.ppo_epochs == 1
-        )
+        return self.data.train_batch_size // actor.ppo_mini_batch_size == 1 and actor.ppo_epochs == 1
 
     @property
     def generates_ahead(self) -> bool:
@@ -453,9 +452,7 @@ class Config(RunConfig):
 
     @property
     def max_staleness(self) -> int:
-        """Updates of the weights between an answer's oldest token and its training."""
-        ahead = self.generates_ahead and self.trainer.v1.colocate_async.num_warmup_batches > 0
-        return self.trainer.v1.sampler.max_off_policy_threshold if ahead else 0
+        return self.trainer.v1.max_staleness
 
     @property
     def critic_updates(self) -> tuple[int, int]:

@@ -130,11 +130,6 @@ class RolloutCorrection(Section):
         chosen = (self.rollout_is, self.rollout_rs, self.rollout_token_veto_threshold, self.off_policy_mask_threshold)
         return any(value is not None for value in chosen)
 
-    @property
-    def by_current_policy(self) -> bool:
-        """In bypass mode no pass before the update knows the trainer's log-probs."""
-        return self.bypass_mode and self.enabled
-
 
 class FilterGroups(Section):
     enable: bool = key(False, "Replace groups with equal scores by further prompts (DAPO's dynamic sampling).")
@@ -445,6 +440,19 @@ class RolloutSection(PassSection):
     free_cache_engine: bool = key(
         True, "Free the key-value cache while training; vllm: its weights, too.", same_run=True
     )
+    request_seeds: bool = key(
+        False,
+        "Send vllm a seed with each request, so that the same request gets the same answer. Slower: vLLM's sampler "
+        "then draws for one request after the other. The other engines get seeds in any case.",
+        same_run=True,
+    )
+    progress_timeout_s: float = key(
+        3600.0,
+        "Time limit of a worker that generates, from when it reported last. One that exceeds it counts as dead, and "
+        "the run goes on from the last checkpoint (`trainer.max_restarts`).",
+        gt=0,
+        same_run=True,
+    )
     ignore_eos: bool = key(False, "Ignore stop tokens and generate to the length limit. For measurements.")
     log_prob_micro_batch_size_per_gpu: int | None = key(
         None, "Samples per forward pass that computes old log-probs. null: by token budget.", ge=1, same_run=True
@@ -488,6 +496,11 @@ class RolloutSection(PassSection):
         kind, server = self.kind, self.server
         asked_for = bool(server.addresses) or server.count is not None or server.command is not None
         return kind.build is None or (kind.servers is not None and asked_for)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a run that generates ahead of training can be repeated."""
+        return self.kind.repeats and not self.uses_servers
 
     @property
     def generates_elsewhere(self) -> bool:

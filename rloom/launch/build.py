@@ -27,7 +27,7 @@ from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
 from rloom.data.stream import PromptStream
 from rloom.episodes.runner import EpisodeRunner
 from rloom.errors import CheckpointError, ConfigError
-from rloom.launch.directory import IDENTITY_FILE, open_checkpoint
+from rloom.launch.directory import IDENTITY_FILE, open_checkpoint, run_directory
 from rloom.launch.episodes import open_episodes
 from rloom.launch.identity import Record
 from rloom.launch.inputs import HELD_OUT, TRAIN, Inputs, RunData, as_prompts, held_out_rows, read_inputs
@@ -50,17 +50,20 @@ from rloom.rewards.composite import CompositeReward, check_failures
 from rloom.rollout.base import Sampling
 from rloom.rollout.kinds import KEY as ROLLOUT_KEY
 from rloom.runs.metrics import ModelWork
+from rloom.runs.records import SCHEDULE_FILE
 from rloom.runs.run_folder import CONFIG_FILE
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import WorkerLayout
 from rloom.training.ahead import AheadSampler, AheadSettings
-from rloom.training.checkpoint import read_state
+from rloom.training.checkpoint import Writing, read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.loop import OldLogprobs, Overlong, Roles, Settings
 from rloom.training.probe import ProbeRequests, WeightProbe
 from rloom.training.roles import Learner, MiniBatching, Scorer
 from rloom.training.sampling import DynamicSampling, Sampler
+from rloom.training.schedule import RecordedRun, ScheduleWriter
+from rloom.training.separate import SeparateSampler
 from rloom.types import Prompt
 
 
@@ -87,15 +90,22 @@ class RunParts:
     files: Group
     identity: Record
 
-    def write_checkpoint(self, folder: Path) -> None:
+    def write_checkpoint(self, folder: Path, background: bool = False) -> Writing:
+        """`background`: the workers write while the caller goes on, unless the configuration says otherwise."""
         contents = frozenset(self.checkpoint.save_contents)
-        for learner in self.learners:
-            learner.save(folder, contents)
+        background = background and self.checkpoint.async_save
         (folder / CONFIG_FILE).write_text(config_text(self.config))
         (folder / IDENTITY_FILE).write_text(json.dumps(self.identity, indent=1))
-        self.files.call("describe", folder / "actor")
+        (folder / "actor").mkdir()
+        self.files.call("describe", folder / "actor")  # before others write there: it syncs that whole folder
         if "hf_model" in contents:
             self.files.call("write_pretrained", folder / "actor" / "huggingface")
+        files = [file for learner in self.learners for file in learner.save(folder, contents, background)]
+        return Writing(files, self.check_save)
+
+    def check_save(self, wait: bool) -> None:
+        for learner in self.learners:
+            learner.check_save(wait)
 
     def load_checkpoint(self, folder: Path) -> None:
         for learner in self.learners:
@@ -144,8 +154,8 @@ def open_parts(
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
-        open_queues(config, [*prompts, *held_out], inputs.functions) as queues,
-        open_episodes(config, tokenizer, inputs.episodes, {TRAIN: prompts, HELD_OUT: held_out}) as episodes,
+        open_queues(config, [one for one in (prompts, held_out) if one is not None], inputs.functions) as queues,
+        open_episodes(config, tokenizer, inputs.episodes, {TRAIN: prompts, HELD_OUT: held_out or ()}) as episodes,
         open_groups(config, layout, logs) as groups,
         ExitStack() as stack,
     ):
@@ -161,7 +171,7 @@ def open_parts(
             critic=None
             if groups.critic is None
             else critic_learner(config, groups.critic, groups.workers.work.get("critic"), total),
-            reference=reference_scorer(config, groups.policy, groups.reference),
+            reference=reference_scorer(config, groups.policy, groups.reference, groups.workers.work.get("actor")),
             evaluator=evaluator(config, sampler, groups.stop_ids, held_out) if held_out else None,
             ahead=ahead,
             workers=groups.workers.all_workers,
@@ -187,11 +197,12 @@ def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     tokenizer = load_tokenizer(policy_source(config))
     check_policy_family(config)
     check_reward_model(config)
-    held_out = as_prompts(config, tokenizer, held_out_rows(config), HELD_OUT)
-    if not held_out:
+    rows = held_out_rows(config)
+    if rows is None:
         raise ConfigError("data.val_files is not set: name the prompts to answer, data.val_files=FILE")
+    held_out = as_prompts(config, tokenizer, rows, HELD_OUT)
     with (
-        open_queues(config, held_out) as queues,
+        open_queues(config, [held_out]) as queues,
         open_episodes(config, tokenizer, rows={HELD_OUT: held_out}) as episodes,
     ):
         check_rollout(config)
@@ -228,11 +239,27 @@ def ahead_sampler(config: Config, sampler: Sampler, stream: PromptStream, chosen
     section = config.trainer.v1
     ahead = AheadSettings(
         groups_per_step=config.data.train_batch_size,
-        batches_ahead=section.colocate_async.num_warmup_batches,
+        batches_ahead=section.batches_ahead,
         max_staleness=config.max_staleness,
         drop=section.sampler.max_off_policy_strategy == "drop",
+        separate=section.is_separate,
+        keeps_cache=section.keeps_cache,
     )
-    return AheadSampler(sampler, stream, ahead, chosen.sampling, chosen.answers_per_prompt, chosen.total_steps)
+    repeats = config.actor_rollout_ref.rollout.repeats and chosen.dynamic_sampling is None and not section.keeps_cache
+    schedule = ScheduleWriter(run_directory(config) / SCHEDULE_FILE) if repeats else None
+    replay = None if config.trainer.replay is None else RecordedRun(expand(config.trainer.replay))
+    make = SeparateSampler if section.is_separate else AheadSampler
+    return make(
+        sampler,
+        stream,
+        ahead,
+        chosen.sampling,
+        chosen.answers_per_prompt,
+        chosen.total_steps,
+        chosen.dynamic_sampling,
+        schedule,
+        replay,
+    )
 
 
 def weight_probe(config: Config, rollout: Group) -> WeightProbe | None:
@@ -245,7 +272,7 @@ def weight_probe(config: Config, rollout: Group) -> WeightProbe | None:
     return WeightProbe(rollout, ProbeRequests(longest, section.temperature, engines), f"{ROLLOUT_KEY}={section.name}")
 
 
-def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: list[Prompt]) -> Evaluator:
+def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_out: Sequence[Prompt]) -> Evaluator:
     val = config.actor_rollout_ref.rollout.val_kwargs
     sampling = Sampling(
         max_new_tokens=config.data.max_response_length,
@@ -348,7 +375,7 @@ def schedule(optim: Optim, total_steps: int) -> LearningRateSchedule:
 
 def policy_learner(config: Config, group: Group, work: ModelWork | None, total_steps: int) -> Learner:
     actor = config.actor_rollout_ref.actor
-    entry, section = resolve_policy_loss(loss_mode(config)), config.algorithm.rollout_correction
+    entry = resolve_policy_loss(loss_mode(config))
     return Learner(
         "actor",
         group,
@@ -360,8 +387,9 @@ def policy_learner(config: Config, group: Group, work: ModelWork | None, total_s
             kl_coefficient=actor.kl_loss_coef if actor.use_kl_loss else None,
             kl_estimator=actor.kl_loss_type,
             measures_gap=config.actor_rollout_ref.rollout.calculate_log_probs,
-            bypass=section.bypass_mode,
-            correction=correction(config) if section.by_current_policy else None,
+            bypass=config.algorithm.rollout_correction.bypass_mode,
+            # without a pass of the trainer before the update, the update computes the ratios
+            correction=None if old_logprobs(config) is OldLogprobs.TRAINER else correction(config),
             records_tokens=config.trainer.log_rollouts,
         ),
         mini_batching=mini_batching(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
@@ -369,6 +397,7 @@ def policy_learner(config: Config, group: Group, work: ModelWork | None, total_s
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
         work=work,
+        equal_rows=not actor.fills_by_tokens,
     )
 
 
@@ -393,15 +422,22 @@ def critic_learner(config: Config, group: Group, work: ModelWork | None, total_s
         balance=config.trainer.balance_batch,
         max_nonfinite=config.trainer.max_nonfinite_updates,
         work=work,
+        equal_rows=not critic.fills_by_tokens,
     )
 
 
-def reference_scorer(config: Config, policy: Group, reference: Group | None) -> Scorer | None:
+def reference_scorer(config: Config, policy: Group, reference: Group | None, work: ModelWork | None) -> Scorer | None:
     """None if the loop does not use the reference's log-probs."""
     if not config.scores_reference:
         return None
     group = policy if reference is None else reference
-    return Scorer(group, config.trainer.balance_batch, reference=reference is None)
+    return Scorer(
+        group,
+        config.trainer.balance_batch,
+        reference=reference is None,
+        work=work,
+        equal_rows=not config.actor_rollout_ref.ref.fills_by_tokens,
+    )
 
 
 def mini_batching(config: Config, prompts: int, epochs: int, shuffle: bool) -> MiniBatching:

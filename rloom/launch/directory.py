@@ -27,7 +27,7 @@ from rloom.config.frontends.smoke import is_on, shown
 from rloom.config.load import C, expand, moved
 from rloom.console import announce
 from rloom.errors import CheckpointError, ConfigError
-from rloom.runs.records import EVENTS_FILE, METRICS_FILE
+from rloom.runs.records import EVENTS_FILE, METRICS_FILE, SCHEDULE_FILE
 from rloom.runs.run_folder import CONFIG_FILE, RunFolder
 from rloom.training.checkpoint import PREFIX, Checkpoints, parse_json, read_state, verify_checkpoint
 
@@ -38,7 +38,7 @@ CONTENT = "rows"  # entry of that file: digest of the training rows
 LENGTH = ("trainer.total_epochs", "trainer.total_training_steps")
 MACHINES = ("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.device", "trainer.backend")
 LOCK = ".lock"
-WRITTEN = (METRICS_FILE, EVENTS_FILE, "rollouts")  # by a run, beside checkpoints
+WRITTEN = (METRICS_FILE, EVENTS_FILE, "rollouts", SCHEDULE_FILE)  # by a run, beside checkpoints
 OWNER = ".lock.owner"  # on file systems without flock: host and process id of the run
 
 

@@ -5,24 +5,26 @@ The record is `identity.json`, in the run directory and in every checkpoint.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rloom.config.base import RunConfig
 from rloom.config.derived import reward_parts
-from rloom.config.from_checkpoint import flattened, read_saved
+from rloom.config.from_checkpoint import flattened, read_saved, saved_differences
+from rloom.config.given_keys import leaf_keys
 from rloom.config.load import expand
 from rloom.config.schema import Config, Model
-from rloom.errors import CheckpointError
-from rloom.launch.directory import CONTENT, IDENTITY_FILE
+from rloom.data.prompts import PromptTable
+from rloom.errors import CheckpointError, ConfigError
+from rloom.launch.directory import CONTENT, IDENTITY_FILE, LENGTH, MACHINES
 from rloom.launch.inputs import Inputs
 from rloom.launch.model_sources import critic_source, policy_source, reward_source
 from rloom.launch.models import needs_critic
 from rloom.launch.rewards import has_reward_model
 from rloom.models.fingerprint import Fingerprint, digest, fingerprint, tokenizer_digest
-from rloom.runs.records import to_json_value
+from rloom.runs.records import SCHEDULE_FILE, to_json_value
 from rloom.runs.run_folder import CONFIG_FILE
 from rloom.training.checkpoint import read_json
 from rloom.types import Prompt
@@ -86,13 +88,19 @@ def lora_record(model: Model) -> dict[str, Any] | None:
     }
 
 
-def prompts_record(prompts: Sequence[Prompt]) -> dict[str, Any]:
+def prompts_record(prompts: PromptTable | None) -> dict[str, Any]:
     """Before truncation: another longest prompt is no other data, unless it drops rows."""
+    if prompts is None:
+        return {"rows": 0, "content": content_of([])}
+    return {"rows": len(prompts), "content": prompts.digest(content_of)}
+
+
+def content_of(prompts: Iterable[Prompt]) -> str:
     found = hashlib.sha256()
     for prompt in prompts:
         row = [prompt.index, prompt.text, prompt.data_source, to_json_value(prompt.ground_truth)]
         found.update(json.dumps(row, sort_keys=True).encode())
-    return {"rows": len(prompts), "content": found.hexdigest()}
+    return found.hexdigest()
 
 
 def code_and_name(name: str) -> dict[str, Any]:
@@ -241,6 +249,33 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
         f"{key}: {shown(saved[key])} -> {shown(value)}"
         for key, value in own.items()
         if not isinstance(value, dict) and key not in NOT_LISTED and key in saved and saved[key] != value
+    ]
+
+
+def check_replay(config: Config, own: Record) -> None:
+    """Before a model is loaded: a replay trains the same on as many workers, in a directory of its own."""
+    if config.trainer.replay is None:
+        return
+    was, key = expand(config.trainer.replay).absolute(), f"trainer.replay={config.trainer.replay}"
+    if not (was / CONFIG_FILE).is_file() or not (was / IDENTITY_FILE).is_file():
+        raise ConfigError(f"{key}: {was} is not the directory of a run; name one with {SCHEDULE_FILE}")
+    if was.resolve() == expand(config.trainer.default_local_dir).resolve():
+        raise ConfigError(f"{key} is this run's own directory; choose another trainer.default_local_dir")
+    keys = saved_differences(was / CONFIG_FILE, config, repeated_keys(config))
+    now = dict(flattened(config.model_dump(mode="json")))
+    found = [f"{name} was {shown(value)}, is {shown(now[name])}" for name, value in keys.items()]
+    found += [difference.what for difference in differences(read_identity(was), own, chosen=False)]
+    if found:
+        raise ConfigError(f"{key}: this run is another one: {'; '.join(found)}; set them as in {was / CONFIG_FILE}")
+
+
+def repeated_keys(config: Config) -> list[str]:
+    """Those that may change what is computed, its last bits too."""
+    models = ("actor_rollout_ref.", "critic.", "trainer.pools.")
+    return [
+        path
+        for path, key in leaf_keys(type(config)).items()
+        if (not key.same_run or path.startswith(models) or path in (*LENGTH, *MACHINES)) and path != "trainer.replay"
     ]
 
 

@@ -1,9 +1,7 @@
 """What a run reads: rows, checked before torch is imported; then tokenizer and prompts."""
 
-import hashlib
-import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,15 +11,14 @@ from rloom.config.derived import reward_parts
 from rloom.config.schema import Config, SftConfig
 from rloom.data.chat import Tokenizer
 from rloom.data.examples import ChatColumns, ChatRow, read_chats
-from rloom.data.prompts import GivenRows, PromptRow, load_prompts, read_prompt_rows
-from rloom.data.rows import Columns
+from rloom.data.prompts import GivenRows, PromptRows, PromptTable, load_prompts, read_prompt_rows
+from rloom.data.rows import Columns, rows_digest
 from rloom.environments.kinds import ENVIRONMENTS
 from rloom.episodes.kinds import gives_rewards
 from rloom.errors import ConfigError, DataError
 from rloom.launch.model_sources import policy_source
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.plugins import referenced
-from rloom.types import Prompt
 
 log = logging.getLogger(__name__)
 FEWEST_ROWS = 16  # a smoke run may have fewer different ones
@@ -43,16 +40,15 @@ class UserObjects:
 class RunData:
     """Rows of a run, checked, and the calling program's reward functions."""
 
-    train: Sequence[PromptRow]
-    held_out: Sequence[PromptRow]
+    train: PromptRows
+    held_out: PromptRows | None
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     episodes: bytes | None = None
 
-    @cached_property
+    @property
     def content(self) -> str:
         """Digest of the training rows as they are in the files."""
-        rows = (row.read for row in self.train)
-        return rows_digest((row.messages, row.data_source, row.ground_truth) for row in rows)
+        return self.train.content
 
 
 @dataclass(frozen=True)
@@ -67,35 +63,13 @@ class SftRows:
         return rows_digest((row.messages, row.variables) for row in self.train)
 
 
-def rows_digest(rows: Iterable[Any]) -> str:
-    found = hashlib.sha256()
-    for row in rows:
-        try:
-            text = json.dumps(row, sort_keys=True, default=plain)
-        except TypeError:  # keys of several kinds have no order
-            text = json.dumps(with_text_keys(row), sort_keys=True, default=plain)
-        found.update(text.encode())
-    return found.hexdigest()
-
-
-def plain(value: Any) -> Any:
-    """The order of a set depends on the hash seed of the process."""
-    return sorted(map(repr, value)) if isinstance(value, set | frozenset) else str(value)
-
-
-def with_text_keys(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {repr(key): with_text_keys(one) for key, one in value.items()}
-    return [with_text_keys(one) for one in value] if isinstance(value, list | tuple) else value
-
-
 @dataclass(frozen=True)
 class Inputs:
     """Read before any model is loaded."""
 
     tokenizer: Any  # PreTrainedTokenizerBase: transformers is not imported here
-    prompts: list[Prompt]
-    held_out: list[Prompt]
+    prompts: PromptTable
+    held_out: PromptTable | None
     content: str  # digest of the training rows as they are in the files
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # the caller's rewards
     episodes: bytes | None = None  # the caller's environment and tools
@@ -115,9 +89,9 @@ def read_data(config: Config, given: UserObjects) -> RunData:
     )
 
 
-def held_out_rows(config: Config, given: GivenRows | None = None) -> list[PromptRow]:
+def held_out_rows(config: Config, given: GivenRows | None = None) -> PromptRows | None:
     source = given or environment_rows(config, HELD_OUT) or held_out_files(config)
-    return read_rows(config, source, config.data.val_max_samples, HELD_OUT) if source else []
+    return read_rows(config, source, config.data.val_max_samples, HELD_OUT) if source else None
 
 
 def environment_rows(config: Config, field: str) -> GivenRows | None:
@@ -148,7 +122,7 @@ def with_embedded(files: Files, name: str) -> Files:
     return str(EMBEDDED_FOLDER / name) if files == EMBEDDED_NAME else files
 
 
-def read_rows(config: Config, files: Files | GivenRows, max_samples: int, field: str) -> list[PromptRow]:
+def read_rows(config: Config, files: Files | GivenRows, max_samples: int, field: str) -> PromptRows:
     data = config.data
     if files == GIVEN_IN_PYTHON:
         raise DataError(
@@ -192,21 +166,20 @@ def read_inputs(config: Config, data: RunData) -> Inputs:
 
     tokenizer = load_tokenizer(policy_source(config))
     prompts = as_prompts(config, tokenizer, data.train, TRAIN)
-    different = len({prompt.text for prompt in prompts})
     by_prompt = not gives_rewards(config)  # else the columns, which the environment reads, make a difference, too
-    if by_prompt and len(prompts) >= FEWEST_ROWS and different <= len(prompts) / 2:
-        log.warning(f"Note: the {len(prompts):,} training rows have only {different:,} different prompts")
+    if by_prompt and len(data.train) >= FEWEST_ROWS and prompts.different <= len(data.train) / 2:
+        log.warning(f"Note: the {len(data.train):,} training rows have only {prompts.different:,} different prompts")
     return Inputs(
         tokenizer,
         prompts,
-        as_prompts(config, tokenizer, data.held_out, HELD_OUT),
-        data.content,
+        None if data.held_out is None else as_prompts(config, tokenizer, data.held_out, HELD_OUT),
+        data.train.content,
         data.functions,
         data.episodes,
     )
 
 
-def as_prompts(config: Config, tokenizer: Tokenizer, rows: Sequence[PromptRow], field: str) -> list[Prompt]:
+def as_prompts(config: Config, tokenizer: Tokenizer, rows: PromptRows, field: str) -> PromptTable:
     data = config.data
     return load_prompts(
         rows,

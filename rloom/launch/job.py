@@ -91,7 +91,7 @@ def run_with_restarts(job: Job) -> Outcome:
                 restart = f"Restart {restarts + 1} of {config.trainer.max_restarts}"
                 lines = [str(error), *getattr(error, "__notes__", []), restart]
                 print(printable("\n".join(map(translate, lines))), flush=True)
-                layout = remaining_layout(config, layout)
+                layout = remaining_layout(config, layout_of(config))  # machines may have joined, too
     raise AssertionError("unreachable")
 
 
@@ -214,7 +214,7 @@ def train_to_end(
     try:
         loop.run()
     except KeyboardInterrupt as interrupt:
-        interrupt.args = (loop.save_last_step(),)
+        interrupt.args = interrupt.args or (loop.last_checkpoint(),)
         log.message(*interrupt.args)
         raise
     for line in summary():

@@ -245,6 +245,7 @@ def native_rollout(
         eager=rollout.enforce_eager,
         longest_prompt=config.data.max_prompt_length,
         records_routing=config.replays_routing,
+        keeps_cache=config.trainer.v1.keeps_cache,
     )
 
 
@@ -274,6 +275,7 @@ def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
         free_memory=rollout.free_cache_engine,
         eager=rollout.enforce_eager,
         temperature=rollout.temperature,
+        request_seeds=rollout.request_seeds,
         lora_rank=lora_rank,
         tensor_parallel=rollout.workers_per_engine,
         engine_kwargs=rollout.engine_kwargs,

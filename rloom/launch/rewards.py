@@ -13,6 +13,7 @@ from rloom.config.base import GIVEN_IN_PYTHON
 from rloom.config.derived import RewardKinds, RewardPart, reward_parts
 from rloom.config.load import expand
 from rloom.config.schema import Config
+from rloom.data.prompts import PromptTable
 from rloom.errors import ModelError, RewardError
 from rloom.families.classifier import scoring_layout
 from rloom.launch.model_sources import reward_source
@@ -39,7 +40,6 @@ from rloom.rewards.score_queue import BackgroundScorer, FutureQueue, LeastLoaded
 from rloom.runtime.group import Group, LocalGroup
 from rloom.runtime.placement import REWARD, ROLLOUT, WorkerLayout, worker_layout
 from rloom.training.reward_model import ModelQueue
-from rloom.types import Prompt
 
 
 def has_reward_model(config: Config) -> bool:
@@ -168,7 +168,7 @@ def remote_reward(config: Config) -> RemoteReward:
 
 @contextmanager
 def open_queues(
-    config: Config, prompts: Sequence[Prompt], functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    config: Config, data: Sequence[PromptTable], functions: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 ) -> Iterator[dict[str, BackgroundScorer]]:
     """The rewards that run in this process, by the name of their part. Checked: they can score the prompts.
 
@@ -179,7 +179,7 @@ def open_queues(
         queues = {}
         for part in reward_parts(config):
             if part.kind.check_prompts is not None:
-                referenced(part.kind.check_prompts)(config, prompts)
+                referenced(part.kind.check_prompts)(config, data)
             if part.kind.build is not None:
                 given = functions.get(part.name) if part.kind.takes_function else None
                 reward = build(part.kind, config) if given is None else given_function(config, given)
@@ -189,11 +189,12 @@ def open_queues(
         yield queues
 
 
-def check_rules(config: Config, prompts: Sequence[Prompt]) -> None:
+def check_rules(config: Config, data: Sequence[PromptTable]) -> None:
     """Every data source has a rule."""
     rows: dict[str, list[int]] = defaultdict(list)
-    for prompt in prompts:
-        rows[prompt.data_source].append(prompt.index)
+    for prompts in data:
+        for source, own in prompts.rows_by_source().items():
+            rows[source] += own
     check_sources(rows, config.custom_reward_function.reward_kwargs)
     if any(map(runs_code, rows)):
         settings = CodeSettings.of(config.reward_model.sandbox.model_dump())

@@ -19,7 +19,7 @@ from rloom.launch.build import (
     prepare,
     resolved_needs,
 )
-from rloom.launch.identity import Continuation, Record, compare, describe
+from rloom.launch.identity import Continuation, Record, check_replay, compare, describe
 from rloom.launch.inputs import Inputs, RunData
 from rloom.launch.job import (
     Outcome,
@@ -102,6 +102,7 @@ class PolicyTraining:
     def open(
         self, layout: WorkerLayout, inputs: Inputs, identity: Record, logs: Path
     ) -> AbstractContextManager[PolicyParts]:
+        check_replay(self.config, identity)
         return open_parts(self.config, layout, inputs, identity, logs)
 
     def train(

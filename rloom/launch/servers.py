@@ -141,7 +141,8 @@ def server_kind(config: Config) -> ServerKind:
 
 
 def vllm_wire(config: Config) -> ServerApi:
-    return VllmApi(config.actor_rollout_ref.rollout.temperature)
+    rollout = config.actor_rollout_ref.rollout
+    return VllmApi(rollout.temperature, rollout.request_seeds)
 
 
 def sglang_wire(config: Config) -> ServerApi:

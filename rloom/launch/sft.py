@@ -135,6 +135,7 @@ def open_sft(
             prefix="train",
             remedy="Lower optim.lr or optim.clip_grad",
             work=workers.work.get(ACTOR),
+            equal_rows=not data.fills_by_tokens,
         )
         files = workers.group(FILES, numbers)
         yield SftParts(

@@ -37,7 +37,7 @@ from rloom.launch.servers import gpus_of_workers
 from rloom.models.checkpoint_format import save_description, save_pretrained
 from rloom.models.load import load_tokenizer
 from rloom.models.network import PolicyNetwork
-from rloom.rollout.base import Rollout, WeightOwner
+from rloom.rollout.base import Rollout, WeightOwner, report_interval_s
 from rloom.rollout.kinds import KEY as ROLLOUT_KEY
 from rloom.runs.metrics import ModelWork
 from rloom.runtime.placement import ACTOR, CRITIC, REFERENCE, REWARD, ROLLOUT, WorkerLayout, WorkerSlot
@@ -103,10 +103,11 @@ class Worker(BaseWorker[Config]):
             self.join_pool(rendezvous, rank_of(self.trained_role, self.slot.rank, pool.size))
         empty = self.slot.rank > 0  # rank 0 reads the model and broadcasts its weights
         described = empty or reads_own_part(config.actor_rollout_ref.actor, pool.size)
+        if REFERENCE in roles and config.has_reference_model:
+            # divided before the policy is read: the host holds one whole copy at a time
+            self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
         network = policy_network(config, empty=described) if ACTOR in roles else None
         work = {ACTOR: None if network is None else model_work(network)}  # before an engine divides it
-        if REFERENCE in roles and config.has_reference_model:
-            self.roles[REFERENCE] = reference_engine(config, ranks=pool.size, empty=empty)
         if network is not None:
             frozen = self.roles.get(REFERENCE)
             self.roles[ACTOR] = policy_engine(config, network, reference=frozen, ranks=pool.size)
@@ -120,6 +121,7 @@ class Worker(BaseWorker[Config]):
             self.add_own_rollout(network, tokenizer)
         elif ROLLOUT in roles:
             self.add_rollout(network, tokenizer)
+        self.set_report_interval()
         self.connect(rendezvous)
         if config.actor_rollout_ref.rollout.kind.own_model:
             self.start_own_rollout()
@@ -127,6 +129,10 @@ class Worker(BaseWorker[Config]):
             if name in self.roles and self.slot.number == self.layout.workers_of(name)[0]:
                 log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
         return {name: found for name, found in work.items() if found is not None}
+
+    def set_report_interval(self) -> None:
+        if ROLLOUT in self.roles and not self.config.actor_rollout_ref.rollout.uses_servers:  # those have one client
+            self.roles[ROLLOUT].report_every_s = report_interval_s(len(self.layout.workers_of(ROLLOUT)))
 
     def add_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """On the actor's own parameters if this worker holds all of them; otherwise on a copy."""

@@ -4,6 +4,7 @@ Workers are in this process, in processes of this machine, actors of Ray, or the
 """
 
 import logging
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +48,8 @@ from rloom.training.memory import BUILD, explain_out_of_memory
 log = logging.getLogger(__name__)
 CROWDED = 0.5  # less free memory than this share of a GPU: another process uses it
 MakeWorker = Callable[..., BaseWorker[Any]]  # of the configuration, the layout and a slot
-MakeGroup = Callable[..., Group]  # of a role, the numbers of workers, and how many of them hold one share
+# of a role, the numbers of workers, how many of them hold one share, and the time limit of a call
+MakeGroup = Callable[..., Group]
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def torchrun_ranks(config: RunConfig, layout: WorkerLayout, make: MakeWorker, st
     ranks = TorchrunRanks(worker)
     peak = device_peak_flops(worker.device)
 
-    def group(role: str, numbers: Sequence[int], workers_per_share: int = 1) -> Group:
+    def group(role: str, numbers: Sequence[int], workers_per_share: int = 1, limit_s: float = math.inf) -> Group:
         return RankGroup(ranks, role, workers_per_share=workers_per_share)
 
     total = None if peak is None else peak * layout.workers
@@ -226,17 +228,21 @@ def build_models(
         file = None if logs is None else logs.absolute() / f"worker_{slot.number}.log"
         return machines.start(slot, f"worker {slot.number}", file, make, config, layout, slot)
 
-    def group(role: str, numbers: Sequence[int], workers_per_share: int = 1) -> Group:
-        return remote.RemoteGroup([workers[number] for number in numbers], role, workers_per_share=workers_per_share)
+    def group(role: str, numbers: Sequence[int], workers_per_share: int = 1, limit_s: float = math.inf) -> Group:
+        own = [workers[number] for number in numbers]
+        return remote.RemoteGroup(own, role, workers_per_share=workers_per_share, limit_s=limit_s)
+
+    def address(number: int) -> str:
+        found: str = remote.RemoteGroup([workers[number]], role=None).call("address")[0]
+        return found
 
     workers = [start(slot) for slot in layout.slots()]
     all_workers = remote.RemoteGroup(workers, role=None)
     found: list[Machine] = all_workers.call("machine")
     inspect(found, workers, config)
-    addresses = all_workers.call("address")
     announce("Loading the models on the workers ...")
-    rendezvous = Rendezvous({pool.name: addresses[pool.first] for pool in layout.pools})
-    rendezvous[WEIGHT_SYNC] = remote.RemoteGroup(workers[:1], role=None).call("address")[0]
+    rendezvous = Rendezvous({pool.name: address(pool.first) for pool in layout.pools})
+    rendezvous[WEIGHT_SYNC] = address(0)
     work: dict[str, ModelWork] = {}
     with explain_out_of_memory(stage):
         for own in all_workers.call("build", rendezvous):
@@ -277,6 +283,7 @@ def groups_of(
             ROLLOUT,
             rollout[:1] if config.actor_rollout_ref.rollout.uses_servers else rollout,
             config.actor_rollout_ref.rollout.workers_per_engine,
+            config.actor_rollout_ref.rollout.progress_timeout_s,
         ),
         weight_sync=built.group(WEIGHT_SYNC, sorted({*actor, *rollout})),
         files=built.group(FILES, actor if config.actor_rollout_ref.rollout.kind.own_model else rollout[:1]),

@@ -54,7 +54,7 @@ class RewardKind:
     title: str | None = None  # in train.sh's sentence about the reward
     by_turns: bool = False  # it is the sum of rewards that the turns of an episode have
     by_data_source: bool = False  # every row needs a data_source with a rule
-    check_prompts: Reference | None = None  # (configuration, prompts): RewardError where it cannot score them
+    check_prompts: Reference | None = None  # (configuration, data sets): RewardError where it cannot score them
     takes_function: bool = False  # the calling program may give its function
     every_machine: bool = False  # it needs processors: each machine of a run computes a share
     smoke_changes: Reference | None = None  # (configuration) -> keys of a smoke run

@@ -270,7 +270,7 @@ from rloom.view.server import ViewServer
 result = rloom.train(json.loads(sys.argv[1]))
 server = ViewServer(0, RunCache([result.run_dir]), ViewAccess("t" * 22))
 threading.Thread(target=server.serve_forever, daemon=True).start()
-for path in ("metrics", "stages", "train/1/prompts", "train/1/prompts/0"):
+for path in ("metrics", "timeline", "train/1/prompts", "train/1/prompts/0"):
     address = f"http://127.0.0.1:{server.server_port}/api/runs/0/{path}?token={'t' * 22}"
     assert urllib.request.urlopen(address, timeout=60).status == 200
 server.shutdown()
@@ -301,7 +301,7 @@ def step_files(root: Path) -> list[str]:
     - in the main thread, while prompts are loaded or while `StepLoop.take_step` runs: sampling, scoring, advantages,
       updates, the new weights for the engine, metrics, the checkpoint
     - in another thread or a child process, from the beginning of the step on: scoring, dumps, and at the end the
-      viewer's server, which is asked for the metrics, the stages, the prompts of the step and one prompt's answers.
+      viewer's server, which is asked for the metrics, the timeline, the prompts of the step and one prompt's answers.
 
     What builds the run, and what runs only while a module is imported, does not count.
     """

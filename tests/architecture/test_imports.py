@@ -81,6 +81,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rloom.runs": NOUNS,
     "rloom.view": ("rloom.doctor.run", "rloom.runs", *BOTTOM),
     "rloom.doctor": ("rloom", "rloom.rewards.sandbox", *TABLES, *BOTTOM),
+    # it starts ranks and runs
+    "rloom.doctor.machine.gpus": (
+        *("rloom.engines.collectives", "rloom.families.family", "rloom.runs.run_folder", "rloom.runtime"),
+        *NOUNS,
+    ),
     "rloom.doctor.run": ("rloom.rewards.routing", "rloom.runs", *TABLES, *BOTTOM),
     "rloom.engines": ("rloom.algos", "rloom.models", *NOUNS),
     # weights come from a training engine, over its process groups
@@ -116,7 +121,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "accelerate": ("rloom.models.load",),
     "safetensors": ("rloom.engines", "rloom.models", "rloom.training.queue_file"),
     "httpx": ("rloom.net.http",),
-    "httpcore": ("rloom.net.http",),
+    "h11": ("rloom.net.http",),
     "cloudpickle": ("rloom.api.episodes",),
     "mcp": ("rloom.episodes.contracts.mcp_servers",),
     "uvicorn": ("rloom.episodes.gateway.server",),

@@ -6,7 +6,11 @@ import subprocess
 import time
 from collections.abc import Generator
 
-KILLED = "killed"  # instead of an error
+import torch
+
+from rloom.engines.distributed import Broadcast, join
+
+KILLED, HANGS = "killed", "hangs"  # instead of an error
 
 
 class Peer:
@@ -17,9 +21,20 @@ class Peer:
         time.sleep(wait_s)
         if error == KILLED:
             os.kill(os.getpid(), signal.SIGKILL)
+        if error == HANGS:
+            signal.pause()
         if error is not None:
             raise Strange(error, len(error))
         return "done"
+
+    def meet(self, rank: int, address: str, channel_address: str) -> tuple[list[float], list[float]]:
+        """What two workers have after a sum over their process group, and after a broadcast over a channel."""
+        cpu, sum_2 = torch.device("cpu"), torch.tensor([rank, 1.0])
+        join(rank, 2, address=address, device=cpu)
+        torch.distributed.all_reduce(sum_2)
+        sent_1 = torch.tensor([5.0 - rank])
+        Broadcast(rank, 2, address=channel_address, device=cpu).broadcast(sent_1)
+        return sum_2.tolist(), sent_1.tolist()
 
     def end_a_child(self) -> int:
         """The exit status of a program that this process starts and terminates."""

@@ -174,9 +174,9 @@ def test_a_second_signal_in_the_middle_of_an_episode_ends_the_run_and_its_proces
     run = fork(tmp_path / "run", 1, GRPO, LENGTH, f"{KEY}={file}:Slow")
     wait_until((tmp_path / "pids").exists, 240)
     assert run.pid is not None
-    os.kill(run.pid, signal.SIGTERM)
+    os.kill(run.pid, signal.SIGINT)
     wait_until(lambda: "Stopping: this step is finished" in (tmp_path / "run.log").read_text())
-    os.kill(run.pid, signal.SIGTERM)
+    os.kill(run.pid, signal.SIGINT)
     run.join(240)
     assert run.exitcode == 130, (tmp_path / "run.log").read_text()[-2000:]
     for pid in (tmp_path / "pids").read_text().split():

@@ -13,9 +13,10 @@ from rloom.config.frontends import train_sh
 from rloom.console import INTERRUPTED
 from rloom.errors import WorkerError
 from rloom.runtime.joining import join_run
-from rloom.runtime.nodes import free_port, reachable
+from rloom.runtime.nodes import reachable
 from rloom.runtime.secret import secret_file
 from tests.e2e.runs import arguments, records, terminate_all
+from tests.ranks import free_port
 from tests.waiting import is_running, wait_until
 
 pytest.importorskip("ray")

@@ -26,10 +26,9 @@ from rloom.models import head
 from rloom.models.load import Lora
 from rloom.models.network import PolicyNetwork
 from rloom.packing import MicroBatching
-from rloom.rollout.base import Completion, Request, Rollout, Sampling
+from rloom.rollout.base import Begun, Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
-from rloom.runtime.nodes import free_port
 from tests.helpers import ADAMW, SHAPE, VOCABULARY, a_batch, engine_of, policy, save_model
 from tests.requests import ask, sampled, trajectories
 
@@ -335,6 +334,33 @@ def test_packed_samples_attend_by_varlen_as_in_rows(model_folder: Callable[[str]
     assert float((packed - rows).abs().mean()) < 0.02
 
 
+@pytest.mark.parametrize("build", [native, stepping])
+def test_an_interrupted_answer_goes_on_as_if_it_had_not_been(
+    model_folder: Callable[[str], Path], build: Callable[[PolicyNetwork, LocalEngine], NativeRollout]
+) -> None:
+    """In float32. Eight of twelve requests have begun."""
+    network = policy(model_folder("qwen2"))
+    rollout = build(network, engine_of(network, Placement(CUDA)))
+    requests = sampled(REQUESTS, Sampling(max_new_tokens=24, ignore_eos=True))
+    whole = rollout.generate_all(requests)
+    numbers = [rollout.submit(request) for request in requests]
+    finished: list[Completion] = []
+    while not finished and not any(len(rollout.tokens_so_far(number)) > 3 for number in numbers):
+        finished += rollout.poll()
+    parts = rollout.interrupt_all(numbers)
+    lengths = [len(part.tokens_L) for part in parts]
+    assert max(lengths) > 3 and min(lengths) == 0
+    going_on = [
+        replace(request, begun=Begun(tuple(part.tokens_L.tolist()), tuple(part.logprobs_L.tolist())))
+        if len(part.tokens_L)
+        else request
+        for request, part in zip(requests, parts, strict=True)
+    ]
+    for one, expected in zip(rollout.generate_all(going_on), whole, strict=True):
+        assert one.tokens_L.tolist() == expected.tokens_L.tolist()
+        torch.testing.assert_close(one.logprobs_L, expected.logprobs_L, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("build", [native, hf])
 def test_in_bfloat16_sampled_logprobs_stay_near_the_trainers(
     family_folder: Path, build: Callable[[PolicyNetwork, LocalEngine], Rollout]
@@ -353,7 +379,7 @@ def test_the_only_rank_of_a_sharded_engine_learns_what_the_plain_one_learns(
     """By NCCL, on the device that a run picks for itself."""
     device, folder, batch = pick_device(load_config([])), model_folder("qwen2"), a_batch()
     plain = engine_of(policy(folder), Placement(device))
-    join(0, 1, address=f"127.0.0.1:{free_port()}", device=device)
+    join(0, 1, address="127.0.0.1:0", device=device)
     try:
         sharded = FSDPEngine(
             policy(folder),

@@ -9,8 +9,7 @@ from rloom.engines.distributed import NamedGroup
 from rloom.engines.weight_sync import SharedChannel, dumps, gpu_uuid, opened, received_stream, send_bucket, with_uuid
 from rloom.rollout.servers.sglang import SglangApi
 from rloom.rollout.servers.wire import SHARED, Call, TransferSettings
-from rloom.runtime.nodes import free_port
-from tests.ranks import forkserver
+from tests.ranks import forkserver, free_port
 
 GPU = torch.device("cuda", 0)
 BUCKETS = [

@@ -19,10 +19,9 @@ from rloom.engines.fsdp import FSDPEngine
 from rloom.engines.local import LocalEngine
 from rloom.engines.ulysses import new_sequence_parallel_group
 from rloom.packing import MicroBatching, share_rows
-from rloom.runtime.nodes import free_port
 from tests.engine_subjects import network_of
 from tests.helpers import ADAMW, Weights, apart, train_batch
-from tests.ranks import RankProcesses
+from tests.ranks import RankProcesses, free_port
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*"),  # torch's compiler imports what torch deprecates

@@ -45,7 +45,7 @@ def translate(arguments: Sequence[str]) -> OpenrlhfCommand:
     line = parse(arguments)
     given, typed = line.given, typed_keys(line.overrides)
     faults = [*line.faults, *batch_faults(given), *algorithm_faults(given), *data_faults(given)]
-    faults += [*placement_faults(given, roles(given), typed), *checkpoint_faults(given)]
+    faults += [*placement_faults(given, roles(given), typed), *async_faults(given, typed), *checkpoint_faults(given)]
     if faults:
         raise ConfigError("\n".join(faults))
     values = {
@@ -54,6 +54,7 @@ def translate(arguments: Sequence[str]) -> OpenrlhfCommand:
         **data_values(given),
         **reward_values(given),
         **placement_values(given, roles(given), typed),
+        **async_values(given),
         **optimizer_values(given, "actor", f"{ACTOR}.optim", ACTOR),
         **(optimizer_values(given, "critic", "critic.optim", "critic") if has_critic(given) else {}),
         **model_values(given),
@@ -532,3 +533,31 @@ def placement_faults(given: GivenFlags, roles: Collection[str], typed: Mapping[s
             f"{per_node}; change the flags of the placement, or set the machines after them: trainer.nnodes=N "
             "trainer.n_gpus_per_node=M"
         )
+
+
+def async_values(given: GivenFlags) -> dict[str, Any]:
+    """OpenRLHF's queue has the batch of the next step, too. It drops no batch."""
+    if not given["async_train"]:
+        return {}
+    return {
+        "trainer.v1.trainer_mode": "separate_async",
+        "trainer.v1.separate_async.num_warmup_batches": given["async_queue_size"] - 1,
+        "trainer.v1.sampler.max_off_policy_strategy": "wait",
+    }
+
+
+def async_faults(given: GivenFlags, typed: Mapping[str, str]) -> Iterator[str]:
+    if not given["async_train"]:
+        for name in ("async_queue_size", "partial_rollout"):
+            if name in given:
+                yield f"--{name}: no effect without --async_train"
+        return
+    if given["async_queue_size"] < 1:
+        yield f"--async_queue_size {given['async_queue_size']}: use 1 or more"
+    if given["colocate_all_models"]:
+        yield (
+            "--async_train: with --colocate_all_models no GPU generates while the others train; leave one of them out, "
+            "or use trainer.v1.trainer_mode=colocate_async"
+        )
+    elif not given["vllm_num_engines"] and "trainer.pools.rollout" not in typed:
+        yield "--async_train needs GPUs that generate while the others train; add --vllm_num_engines N"

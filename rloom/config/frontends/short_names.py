@@ -35,7 +35,9 @@ SHORT_NAMES: Mapping[str, ShortName] = {
     "lora_rank": ShortName("actor_rollout_ref.model.lora_rank", "rank of the LoRA adapter; 0: train all weights"),
     "rollout": ShortName("actor_rollout_ref.rollout.name", "rollout engine: native, vllm, sglang, hf"),
     "trainer_mode": ShortName(
-        "trainer.v1.trainer_mode", "sync, or colocate_async: a step does not wait for its longest answers"
+        "trainer.v1.trainer_mode",
+        "sync; colocate_async: a step does not wait for its longest answers; separate_async: generation goes on while "
+        "a step trains",
     ),
     "n_gpus": ShortName("trainer.n_gpus_per_node", "GPUs of this machine"),
     "seed": ShortName("data.seed", "seed of the prompt order and of the sampled answers"),

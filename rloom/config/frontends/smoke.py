@@ -365,6 +365,7 @@ def run_changes(config: Config) -> dict[str, Any]:
         "trainer.default_local_dir": folder,
         "trainer.resume_mode": "disable",
         "trainer.resume_from_path": None,
+        "trainer.replay": None,
         "trainer.logger": [name for name in trainer.loggers if name not in TRACKERS] or ["console"],
     }
     if config.has_held_out_prompts:

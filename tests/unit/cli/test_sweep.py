@@ -1,7 +1,6 @@
 """`rloom sweep`: which runs it makes, that it goes on after a failure, and what it does not run again."""
 
 import json
-import os
 import re
 import signal
 import sys
@@ -169,15 +168,21 @@ def test_a_signal_to_the_sweep_ends_its_run(
     assert time.monotonic() - begun < 300
 
 
-def test_a_signal_of_a_scheduler_and_the_one_of_the_sweep_are_one_interrupt() -> None:
-    told: list[bool] = []
-    with deferred_interrupt(lambda: told.append(True)):
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert told == [True]
+def test_signals_of_a_scheduler_of_torchrun_and_of_the_sweep_are_one_interrupt_and_ctrl_c_twice_is_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, now = list[int](), [0.0]
+    monkeypatch.setattr("rloom.interrupts.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with deferred_interrupt(told.append):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):  # torchrun sends a second SIGTERM
+            signal.raise_signal(number)
+        assert told == [signal.SIGTERM]
+        now[0] = 2.0
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1)
+            signal.raise_signal(signal.SIGTERM)
+    with deferred_interrupt(told.append), pytest.raises(KeyboardInterrupt):
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_run_is_a_process_whose_exit_code_counts(tmp_path: Path) -> None:

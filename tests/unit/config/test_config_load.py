@@ -256,10 +256,10 @@ def test_what_follows_from_several_keys_is_derived() -> None:
             "actor_rollout_ref.rollout.n=5",
         ]
     )
-    assert (config.critic_updates, config.on_policy) == ((128, 1), False)
+    assert (config.critic_updates, config.updates_once) == ((128, 1), False)
     whole = load_config([OWN_MODEL, "actor_rollout_ref.actor.ppo_mini_batch_size=1024"])
-    assert (whole.on_policy, whole.uses_reference) == (True, False)
-    assert not load_config(["actor_rollout_ref.actor.ppo_epochs=2", "data.train_batch_size=32"]).on_policy
+    assert (whole.updates_once, whole.uses_reference) == (True, False)
+    assert not load_config(["actor_rollout_ref.actor.ppo_epochs=2", "data.train_batch_size=32"]).updates_once
     assert load_config(["algorithm.use_kl_in_reward=True"]).uses_reference
     assert load_config(["actor_rollout_ref.actor.use_kl_loss=True"]).uses_reference
 

@@ -357,9 +357,8 @@ def test_without_a_chat_template_the_prompt_is_used_as_it_is() -> None:
 
 
 def test_all_faults_are_reported_together() -> None:
-    assert faults_of("--async_train --rolout_batch_size 3 --seed x --train_batch_size 30 --n_samples_per_prompt 4") == [
-        "--async_train: generation and training at the same time, on GPUs of their own, are not in this version; with "
-        "trainer.v1.trainer_mode=colocate_async a step does not wait for the longest answers",
+    assert faults_of("--enable_ema --rolout_batch_size 3 --seed x --train_batch_size 30 --n_samples_per_prompt 4") == [
+        "--enable_ema: there is no moving average of the weights in this version; leave it out",
         "--rolout_batch_size: OpenRLHF has no such flag; did you mean --rollout_batch_size? "
         "(`rloom openrlhf --help` lists them)",
         "--seed x: it takes a whole number",
@@ -385,6 +384,11 @@ FAULTS = {
     "--agent_func_path a.py --reward_pretrain m": "--agent_func_path and --reward_pretrain: the agent gives",
     "--agent_func_path agents": "give a .py file with a class AgentExecutor",
     "--max_len 100": "give both, or --prompt_max_len and --generate_max_len",
+    "--async_queue_size 2": "no effect without --async_train",
+    "--train.partial_rollout_enable": "--partial_rollout: no effect without --async_train",
+    "--async_train": "add --vllm_num_engines N",
+    "--async_train --colocate_all_models": "no GPU generates while the others train",
+    "--async_train --async_queue_size 0 trainer.pools.rollout=1": "--async_queue_size 0: use 1 or more",
     "--disable_ds_ckpt": "add --save_hf_ckpt",
     "--colocate_critic_reward --reward_pretrain m": "cannot share workers without the actor",
     "foo": "'foo' is neither a flag (--name) nor a key=value pair",
@@ -396,6 +400,24 @@ def test_a_fault_names_the_flag_and_the_way_out(text: str) -> None:
     found = faults_of(text)
     assert len(found) == 1 and FAULTS[text] in found[0]
     assert "0123" not in found[0]
+
+
+@pytest.mark.parametrize(
+    ("switch", "size"), [("async_train", "async_queue_size"), ("train.async_enable", "train.async_queue_size")]
+)
+def test_the_queue_of_async_training_is_counted_without_the_batch_of_the_next_step(switch: str, size: str) -> None:
+    """OpenRLHF's queue of 3 has three batches beside the one that is trained, as rloom's with two ahead."""
+    line = f"{SIZES} {PLACED} --{switch} --{size} 3"
+    values = translate(shlex.split(line)).values
+    found = {key: value for key, value in values.items() if key.startswith("trainer.v1.")}
+    assert found == {
+        "trainer.v1.trainer_mode": "separate_async",
+        "trainer.v1.separate_async.num_warmup_batches": 2,
+        "trainer.v1.sampler.max_off_policy_strategy": "wait",
+    }
+    assert values["trainer.pools.rollout"] == 8
+    partial = translate(shlex.split(f"{SIZES} {PLACED} --async_train --partial_rollout"))
+    assert partial.values["trainer.v1.separate_async.num_warmup_batches"] == 0, "one step ahead, OpenRLHF's default"
 
 
 def test_a_flag_that_asks_for_what_rloom_does_anyway_is_accepted() -> None:

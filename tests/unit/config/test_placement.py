@@ -1,5 +1,10 @@
 """Which worker holds what and sits where, by hand."""
 
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from rloom.config.checks import check
@@ -7,11 +12,12 @@ from rloom.config.derived import declared_needs
 from rloom.config.load import load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError, WorkerError
+from rloom.launch import job
 from rloom.launch.early_checks import layout_of
 from rloom.launch.rewards import offloads_reward_model, scores_during_generation
 from rloom.launch.worker import Worker
 from rloom.launch.workers import pool_lines
-from rloom.runtime.placement import worker_layout
+from rloom.runtime.placement import WorkerLayout, worker_layout
 
 EIGHT = (  # rollout on GPUs 0 and 1 with TP 2, the reward model on 2 and 3, actor, critic and reference on all
     "trainer.n_gpus_per_node=8",
@@ -130,6 +136,27 @@ def test_a_smaller_cluster_keeps_the_placement_if_it_has_these_workers(monkeypat
     assert (smaller.workers, smaller.workers_of("rollout"), smaller.workers_of("reward")) == (4, (0, 1), (3,))
     with pytest.raises(WorkerError, match="1 of 2 machines are left, and none came back within 0 s"):
         ray_cluster.shrink_layout(config, worker_layout(2, 4, second))
+
+
+def test_after_each_loss_the_run_goes_on_with_all_machines_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from rloom.launch import ray_cluster
+
+    tried = list[int]()  # machines of each attempt
+
+    def attempt(parts: Any, directory: Path, layout: WorkerLayout, *, again: bool) -> str:
+        tried.append(layout.nodes)
+        if len(tried) < 3:
+            raise WorkerError("worker 1 died", lost=True)
+        return "trained"
+
+    monkeypatch.setattr(ray_cluster.cluster, "responsive_machines", lambda _: 1 if len(tried) == 1 else 2)
+    monkeypatch.setattr(ray_cluster, "RETURN_S", 0.0)
+    monkeypatch.setattr(job, "run_attempt", attempt)
+    monkeypatch.setattr(job, "open_cluster_if_needed", lambda *_: nullcontext())
+    config = load_config(["trainer.nnodes=2", "trainer.n_gpus_per_node=4", "trainer.device=cpu"])
+    assert job.run_with_restarts(cast(Any, SimpleNamespace(config=config))) == "trained"
+    assert tried == [2, 1, 2]
 
 
 def test_by_default_every_worker_holds_every_role() -> None:

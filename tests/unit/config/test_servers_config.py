@@ -168,12 +168,19 @@ def arguments_file(name: str) -> str:
 
 
 def test_vllms_command_is_that_of_the_engine_in_process_with_rlooms_worker() -> None:
-    given = {"model": "m", "enforce_eager": False, "hf_overrides": {"a": 1}, "skip_tokenizer_init": True, "seed": None}
+    given = {
+        "model": "m",
+        "enforce_eager": False,
+        "hf_overrides": {"a": 1},
+        "skip_tokenizer_init": True,
+        "revision": None,
+    }
     assert vllm_command(given, tensor_parallel=4)[1:] == [
         *("-P", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", "--no-enforce-eager"),
         *("--hf-overrides", '{"a": 1}', "--tensor-parallel-size", "4"),
         *("--worker-extension-cls", "rloom.rollout.vllm.server_worker.ServerWorker", "--load-format", "auto"),
         *("--enable-prompt-tokens-details", "--host", "127.0.0.1", "--port", "{port}"),
+        *("--seed", "{port}"),
     ]
 
 

@@ -93,7 +93,7 @@ def test_four_updates_become_two_and_one_stays_one() -> None:
     assert smoke("data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=128").data.train_batch_size == 4
     assert changes("data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=128")[f"{ACTOR}.ppo_mini_batch_size"] == 2
     one = smoke("data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=512", "critic.ppo_mini_batch_size=64")
-    assert one.on_policy
+    assert one.updates_once
     assert one.critic_updates == (2, 1)
 
 
@@ -138,7 +138,7 @@ def test_valid_sizes_stay_valid_whatever_they_are() -> None:
             small = with_changes(config, replacements(config, Available(visible, installed=nothing, environment={})))
             check(small, needs)
             assert small.workers == (1 if visible else min(gpus * nodes, 2))
-            assert small.on_policy == config.on_policy
+            assert small.updates_once == config.updates_once
 
 
 def test_workers_fit_the_machine() -> None:
