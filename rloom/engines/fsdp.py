@@ -11,7 +11,7 @@ GPUs.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -131,7 +131,7 @@ class FSDPEngine:
         self.reshard()
 
     def cast_frozen(self) -> dict[str, torch.dtype]:
-        """Cast frozen parameters to the dtype of the forward pass. Returns that dtype for each parameter."""
+        """Cast frozen parameters to the dtype of the forward pass. Returns it for each, and that of buffers."""
         exact = {id(p) for module in self.network.exact for p in module.parameters()}
         named = list(self.module.named_parameters())
         dtypes = {name: torch.float32 if id(p) in exact else self.placement.dtype for name, p in named}
@@ -140,7 +140,7 @@ class FSDPEngine:
                 parameter.requires_grad_(False)
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(dtypes[name])
-        return dtypes
+        return dtypes | {name: buffer.dtype for name, buffer in self.module.named_buffers()}
 
     def shard(self) -> FSDPModule:
         """Each layer is an FSDP unit, so is each module that stays float32; the root has all other parameters."""
@@ -310,22 +310,31 @@ class FSDPEngine:
         tally, self.tally = self.tally, Tally()
         return read_update(norm, tally)
 
-    @torch.no_grad()
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.trainable.items():
-            shard = local(parameter).to(self.device, self.dtypes[name])  # cast first: fewer bytes to gather
-            yield name, all_gather_rows(shard, len(parameter), self.mesh)
-
-    def manifest(self) -> list[TensorSpec]:
-        return [TensorSpec(name, [*p.shape], dtype_name(self.dtypes[name])) for name, p in self.trainable.items()]
+    def sent(self, frozen: bool) -> Mapping[str, Tensor]:
+        """Parameters are sharded, buffers are whole on each rank."""
+        return {**self.parameters, **dict(self.module.named_buffers())} if frozen else self.trainable
 
     @torch.no_grad()
-    def fingerprints(self) -> Tensor:
-        """The sums of each rank's rows, summed over the ranks: no weights are gathered."""
+    def weights(self, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.sent(frozen).items():
+            own = local(tensor).to(self.device, self.dtypes[name])  # cast first: fewer bytes to gather
+            yield name, all_gather_rows(own, len(tensor), self.mesh) if isinstance(tensor, DTensor) else own
+
+    def manifest(self, frozen: bool = False) -> list[TensorSpec]:
+        return [TensorSpec(name, [*t.shape], dtype_name(self.dtypes[name])) for name, t in self.sent(frozen).items()]
+
+    @torch.no_grad()
+    def fingerprints(self, frozen: bool = False) -> Tensor:
+        """The sums of each rank's rows, summed over the ranks: no weights are gathered. Rank 0 adds the buffers."""
         group, own = self.mesh[SHARDS], []
-        for name, parameter in self.trainable.items():
-            first_row = group.get_local_rank() * -(-len(parameter) // group.size())
-            own.append(fingerprint(local(parameter).to(self.device, self.dtypes[name]), first_row))
+        rank = group.get_local_rank()
+        for name, tensor in self.sent(frozen).items():
+            part, first_row = local(tensor).to(self.device, self.dtypes[name]), 0
+            if isinstance(tensor, DTensor):
+                first_row = rank * -(-len(tensor) // group.size())
+            elif rank > 0:
+                part = part.new_empty(0)
+            own.append(fingerprint(part, first_row))
         sums_P2 = stacked(own)
         if group.size() > 1:
             dist.all_reduce(sums_P2, group=group.get_group())

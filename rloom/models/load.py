@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -138,6 +139,8 @@ def load_causal_lm(
             with init_empty_weights(include_buffers=False):
                 model = AutoModelForCausalLM.from_config(config, **settings)
             model.tie_weights()  # init_empty_weights unties them
+            with suppress(OSError):  # a model has no such file
+                model.generation_config = GenerationConfig.from_pretrained(source.location)
         else:
             model = AutoModelForCausalLM.from_pretrained(source.location, config=config, **settings)
     except Exception as error:
@@ -202,6 +205,17 @@ def load_adapter(model: PreTrainedModel, path: str, *, empty: bool) -> PeftModel
 
 def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['(no message)'])[0]}"
+
+
+def allocate(module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Uninitialised parameters in the place of those on the meta device. Shared ones stay shared."""
+    allocated: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter not in allocated:
+                values = torch.empty_like(parameter, device=device, dtype=dtype)
+                allocated[parameter] = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
+            part.register_parameter(name, allocated[parameter])
 
 
 @torch.no_grad()
