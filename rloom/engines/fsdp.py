@@ -61,6 +61,7 @@ from rloom.engines.storage import (
 )
 from rloom.engines.ulysses import SequenceParallelGroup, sequence_parallel_outputs
 from rloom.models.limits import UNREDUCED_SHARE
+from rloom.models.load import allocate
 from rloom.models.network import ALL, LossFn, Network, Reference
 from rloom.packing import MicroBatching
 
@@ -110,8 +111,11 @@ class FSDPEngine:
         if compiled and placement.device.type == "cuda":
             network.compile()
         read = weights_to_broadcast(self.module)
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:  # what was read has the dtype of the model's files
+                parameter.data = parameter.data.to(torch.float32)
         self.root = self.shard()
-        if read is not None and not read:
+        if read is not None:
             assert isinstance(self.root, nn.Module)
             allocate_shards(self.root, self.placement.storage_device)
         self.parameters: dict[str, DTensor] = sharded_parameters(self.module)
@@ -411,12 +415,15 @@ Weights = dict[str, Tensor]
 
 
 def weights_to_broadcast(module: nn.Module) -> Weights | None:
-    """Called on every rank before sharding. None: each rank has read the model itself."""
+    """Called on every rank before sharding. None: each rank has read the model itself. Otherwise the module is on the
+    meta device afterwards, also on rank 0, which alone returns weights."""
     is_meta = any(parameter.is_meta for parameter in module.parameters())
     if not all_reduce_max(int(is_meta)):
         return None
     assert is_meta == (dist.get_rank() > 0), "only rank 0 reads the model"
-    return {} if is_meta else {name: parameter.detach() for name, parameter in module.named_parameters()}
+    found = {} if is_meta else {name: parameter.detach() for name, parameter in module.named_parameters()}
+    allocate(module, torch.device("meta"))
+    return found
 
 
 def allocate_shards(root: nn.Module, device: torch.device) -> None:
