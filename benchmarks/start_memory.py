@@ -2,7 +2,7 @@
 
     python -m benchmarks.start_memory --workers 4 --layers 20
 
-A model of random weights in bfloat16 is made on the spot. What a GPU would hold (the shards of actor and reference, the
+A model of random weights is made on the spot. What a GPU would hold (the shards of actor and reference, the
 copies for generation) is put into shared memory as soon as it is allocated, so that private memory is what the host of
 a machine with GPUs has. PSS: memory that processes share is divided among them.
 """
@@ -33,12 +33,12 @@ from rloom.models.source import ModelSource
 READ = "read"  # files beside the model: the bytes that each worker read of it
 
 
-def make_model(folder: Path, layers: int) -> int:
+def make_model(folder: Path, layers: int, dtype: torch.dtype) -> int:
     """Returns the bytes of its file."""
     tokenizer = load_tokenizer(ModelSource("embedded"))
     size = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": layers, "vocab_size": 32_000}
     config = Qwen2Config(**size, num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=2048)
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(dtype)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     torch.set_default_dtype(torch.float32)
     tokenizer.save_pretrained(folder)
@@ -118,11 +118,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--layers", type=int, default=20)
+    parser.add_argument("--dtype", default="bfloat16", help="of the model's file; engines compute in bfloat16")
     parser.add_argument("keys", nargs="*")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model_bytes = make_model(folder, given.layers)
+        model_bytes = make_model(folder, given.layers, getattr(torch, given.dtype))
         settings = [
             f"actor_rollout_ref.model.path={folder}",
             f"trainer.n_gpus_per_node={given.workers}",

@@ -310,7 +310,8 @@ def memory_of_stage(
     saved = [megatron.in_save(model) for model in (actor, critic) if model is not None and model.megatron is not None]
     if saved:
         others = {"reference": rest, **(actor_rest if actor.megatron is None else {}), **critic_rest}
-        phases[SAVE] = {**max(saved, key=held_bytes), **others, **common}
+        largest: Parts = max(saved, key=held_bytes)
+        phases[SAVE] = {**largest, **others, **common}
     if not rollout.free_cache_engine:
         for parts in phases.values():
             parts |= cached
