@@ -1,7 +1,7 @@
-"""Tensors on their way to a device: copies that do not synchronise with it, and a check of what was read."""
+"""Tensors on their way to a device or an engine: copies without a synchronisation, a check of what was read, names."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -18,3 +18,8 @@ def all_finite(tensor: Tensor) -> bool:
         return all(bool(part.float().isfinite().all()) for part in tensor.detach().flatten().split(1 << 24))
     low, high = torch.aminmax(tensor.detach())
     return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, a shared one once."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -91,16 +91,17 @@ class Engine(Protocol):
     def optim_step(self, learning_rate: float) -> Update:
         """Apply the accumulated gradient and clear it. The only call of an update that waits for the device."""
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Every trainable parameter by name, whole, one at a time, in the dtype of the forward pass.
 
-        A rollout engine loads them. Frozen parameters never change, so they are left out.
+        A rollout engine loads them. `frozen`: what never changes, too, which a copy that was created empty gets once:
+        frozen parameters and buffers.
         """
 
-    def manifest(self) -> list[TensorSpec]:
+    def manifest(self, frozen: bool = False) -> list[TensorSpec]:
         """The tensors that `weights` yields, in order, without gathering them."""
 
-    def fingerprints(self) -> Tensor:
+    def fingerprints(self, frozen: bool = False) -> Tensor:
         """A row of two sums for each tensor of `manifest`: see engines/fingerprint.py. All ranks call it together,
         after `weights`. Computed from the parameters themselves, unless ranks hold parts of rows."""
 

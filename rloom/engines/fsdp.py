@@ -11,7 +11,7 @@ GPUs.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -61,6 +61,7 @@ from rloom.engines.storage import (
 )
 from rloom.engines.ulysses import SequenceParallelGroup, sequence_parallel_outputs
 from rloom.models.limits import UNREDUCED_SHARE
+from rloom.models.load import allocate
 from rloom.models.network import ALL, LossFn, Network, Reference
 from rloom.packing import MicroBatching
 
@@ -110,8 +111,11 @@ class FSDPEngine:
         if compiled and placement.device.type == "cuda":
             network.compile()
         read = weights_to_broadcast(self.module)
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:  # what was read has the dtype of the model's files
+                parameter.data = parameter.data.to(torch.float32)
         self.root = self.shard()
-        if read is not None and not read:
+        if read is not None:
             assert isinstance(self.root, nn.Module)
             allocate_shards(self.root, self.placement.storage_device)
         self.parameters: dict[str, DTensor] = sharded_parameters(self.module)
@@ -131,7 +135,7 @@ class FSDPEngine:
         self.reshard()
 
     def cast_frozen(self) -> dict[str, torch.dtype]:
-        """Cast frozen parameters to the dtype of the forward pass. Returns that dtype for each parameter."""
+        """Cast frozen parameters to the dtype of the forward pass. Returns it for each, and that of buffers."""
         exact = {id(p) for module in self.network.exact for p in module.parameters()}
         named = list(self.module.named_parameters())
         dtypes = {name: torch.float32 if id(p) in exact else self.placement.dtype for name, p in named}
@@ -140,7 +144,7 @@ class FSDPEngine:
                 parameter.requires_grad_(False)
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(dtypes[name])
-        return dtypes
+        return dtypes | {name: buffer.dtype for name, buffer in self.module.named_buffers()}
 
     def shard(self) -> FSDPModule:
         """Each layer is an FSDP unit, so is each module that stays float32; the root has all other parameters."""
@@ -310,22 +314,31 @@ class FSDPEngine:
         tally, self.tally = self.tally, Tally()
         return read_update(norm, tally)
 
-    @torch.no_grad()
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.trainable.items():
-            shard = local(parameter).to(self.device, self.dtypes[name])  # cast first: fewer bytes to gather
-            yield name, all_gather_rows(shard, len(parameter), self.mesh)
-
-    def manifest(self) -> list[TensorSpec]:
-        return [TensorSpec(name, [*p.shape], dtype_name(self.dtypes[name])) for name, p in self.trainable.items()]
+    def sent(self, frozen: bool) -> Mapping[str, Tensor]:
+        """Parameters are sharded, buffers are whole on each rank."""
+        return {**self.parameters, **dict(self.module.named_buffers())} if frozen else self.trainable
 
     @torch.no_grad()
-    def fingerprints(self) -> Tensor:
-        """The sums of each rank's rows, summed over the ranks: no weights are gathered."""
+    def weights(self, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.sent(frozen).items():
+            own = local(tensor).to(self.device, self.dtypes[name])  # cast first: fewer bytes to gather
+            yield name, all_gather_rows(own, len(tensor), self.mesh) if isinstance(tensor, DTensor) else own
+
+    def manifest(self, frozen: bool = False) -> list[TensorSpec]:
+        return [TensorSpec(name, [*t.shape], dtype_name(self.dtypes[name])) for name, t in self.sent(frozen).items()]
+
+    @torch.no_grad()
+    def fingerprints(self, frozen: bool = False) -> Tensor:
+        """The sums of each rank's rows, summed over the ranks: no weights are gathered. Rank 0 adds the buffers."""
         group, own = self.mesh[SHARDS], []
-        for name, parameter in self.trainable.items():
-            first_row = group.get_local_rank() * -(-len(parameter) // group.size())
-            own.append(fingerprint(local(parameter).to(self.device, self.dtypes[name]), first_row))
+        rank = group.get_local_rank()
+        for name, tensor in self.sent(frozen).items():
+            part, first_row = local(tensor).to(self.device, self.dtypes[name]), 0
+            if isinstance(tensor, DTensor):
+                first_row = rank * -(-len(tensor) // group.size())
+            elif rank > 0:
+                part = part.new_empty(0)
+            own.append(fingerprint(part, first_row))
         sums_P2 = stacked(own)
         if group.size() > 1:
             dist.all_reduce(sums_P2, group=group.get_group())
@@ -402,12 +415,15 @@ Weights = dict[str, Tensor]
 
 
 def weights_to_broadcast(module: nn.Module) -> Weights | None:
-    """Called on every rank before sharding. None: each rank has read the model itself."""
+    """Called on every rank before sharding. None: each rank has read the model itself. Otherwise the module is on the
+    meta device afterwards, also on rank 0, which alone returns weights."""
     is_meta = any(parameter.is_meta for parameter in module.parameters())
     if not all_reduce_max(int(is_meta)):
         return None
     assert is_meta == (dist.get_rank() > 0), "only rank 0 reads the model"
-    return {} if is_meta else {name: parameter.detach() for name, parameter in module.named_parameters()}
+    found = {} if is_meta else {name: parameter.detach() for name, parameter in module.named_parameters()}
+    allocate(module, torch.device("meta"))
+    return found
 
 
 def allocate_shards(root: nn.Module, device: torch.device) -> None:

@@ -31,6 +31,7 @@ from rloom.engines.storage import (
 )
 from rloom.models.network import Network, Reference
 from rloom.packing import MicroBatching
+from rloom.transfer import tensors_of
 
 
 class LocalEngine:
@@ -55,7 +56,7 @@ class LocalEngine:
         self.adamw = optimizer
         self.writer = CheckpointWriter()
         # with LoRA only the adapter is trained and saved
-        self.trainable = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        self.trainable: dict[str, Tensor] = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         if optimizer is None:
             self.module.requires_grad_(False)
         whole = len(self.trainable) == sum(1 for _ in self.module.parameters())
@@ -175,15 +176,18 @@ class LocalEngine:
             if self.masters[name] is not parameter:
                 self.masters[name].data = self.masters[name].data.to(device)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.trainable.items():
-            yield name, parameter.detach()
+    def sent(self, frozen: bool) -> dict[str, Tensor]:
+        return tensors_of(self.module) if frozen else self.trainable
 
-    def manifest(self) -> list[TensorSpec]:
-        return [TensorSpec(name, [*p.shape], dtype_name(p.dtype)) for name, p in self.trainable.items()]
+    def weights(self, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.sent(frozen).items():
+            yield name, tensor.detach()
 
-    def fingerprints(self) -> Tensor:
-        return stacked([fingerprint(parameter.detach().to(self.device)) for parameter in self.trainable.values()])
+    def manifest(self, frozen: bool = False) -> list[TensorSpec]:
+        return [TensorSpec(name, [*t.shape], dtype_name(t.dtype)) for name, t in self.sent(frozen).items()]
+
+    def fingerprints(self, frozen: bool = False) -> Tensor:
+        return stacked([fingerprint(tensor.detach().to(self.device)) for tensor in self.sent(frozen).values()])
 
     def save(self, folder: Path, contents: frozenset[str], background: bool = False) -> list[Path]:
         files = [whole_file(folder, self.kind, self.masters)] if "model" in contents else []

@@ -12,7 +12,6 @@ Weights are named by parameter, moments `parameter/exp_avg`. Neither format cont
 
 import json
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -117,10 +116,15 @@ class TensorFile:
     header: Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # in the order of the file
     tensors: Iterator[tuple[str, Tensor]]  # in that order, each made when it is due; to make them may be collective
 
-    def on_host(self) -> "TensorFile":
-        """The same with copies in host memory, each of which is freed after it was written."""
-        copies = deque((name, tensor.detach().to("cpu", copy=True)) for name, tensor in self.tensors)
-        return replace(self, tensors=(copies.popleft() for _ in range(len(copies))))
+    def on_host(self, kept: dict[str, Tensor]) -> "TensorFile":
+        """The same with copies in host memory: in that of the last save, where there was one."""
+        names = []
+        for name, tensor in self.tensors:
+            if name not in kept or kept[name].shape != tensor.shape:
+                kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            kept[name].copy_(tensor.detach())
+            names.append(name)
+        return replace(self, tensors=((name, kept[name]) for name in names))
 
     def write(self) -> None:
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -143,11 +147,13 @@ class CheckpointWriter:
     def __init__(self, *, shared: bool = False) -> None:
         self.shared = shared  # ranks save together: where one cannot write, all raise
         self.writing: Future[None] | None = None
+        # by tensor; kept from save to save: to write to new memory takes three times as long as the copy itself
+        self.copies: dict[str, Tensor] = {}
 
     def write(self, folder: Path, files: Sequence[TensorFile], *, background: bool) -> None:
         if background:
             assert self.writing is None, "the loop begins no save before the last one is complete"
-            copied = [file.on_host() for file in files]
+            copied = [file.on_host(self.copies) for file in files]
             writing: Future[None] = Future()
             self.writing = writing
             Thread(target=write_into, args=(writing, folder, copied), daemon=True).start()

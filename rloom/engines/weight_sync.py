@@ -1,9 +1,10 @@
 """The policy's weights on their way to rollout engines that hold a copy of the model.
 
 Workers that train and generate load the weights of their own engine. With rollout engines on other workers, rank 0 of
-the actor broadcasts a manifest (version, names, shapes, dtypes), then the tensors in that order. Only trainable
-parameters are sent: the frozen ones are equal since both sides have read the model. After each sync the fingerprints
-of what the engine holds are compared with those of the actor's parameters, where the engine's memory can be read.
+the actor broadcasts a manifest (version, names, shapes, dtypes), then the tensors in that order. Engines on a copy of
+the actor's model start without weights: the first sync sends all of them, frozen ones and buffers too, and later ones
+what is trained. After each sync the fingerprints of what the engine holds are compared with those of the actor's
+parameters, where the engine's memory can be read.
 
 To another process of the same machine, tensors go as handles of shared memory: CUDA IPC, or a named block of host
 memory. A handle is opened once: torch counts the openings, and frees the memory of the sender after the last one.
@@ -36,7 +37,7 @@ class WeightLoader(Protocol):
     def load_weights(self, weights: Weights, version: int) -> None: ...
 
     def held_weights(self) -> Mapping[str, Tensor] | None:
-        """The parameters that it computes with, by the trainer's names. None: in a layout of its own, or elsewhere."""
+        """The tensors that it computes with, by the trainer's names. None: in a layout of its own, or elsewhere."""
 
 
 class Channel(Protocol):
@@ -92,7 +93,8 @@ class WeightSync:
         self.compares, self.setting, self.comparison = compares, setting, SyncComparison()
 
     @torch.no_grad()
-    def sync(self, version: int) -> None:
+    def sync(self, version: int, frozen: bool = False) -> None:
+        """`frozen`: what never changes is sent, too, to engines that were created without weights."""
         if self.channel is not None and not self.channel.sends:
             self.receive(version, self.channel)
             return
@@ -100,13 +102,13 @@ class WeightSync:
             assert self.target is not None
             self.target.load_weights(iter(()), version)
             return
-        specs = self.source.manifest()
+        specs = self.source.manifest(frozen)
         if not specs:
             raise ModelError(
                 f"{self.setting}: the actor has no parameter that is trained, so none is sent to the rollout engine; "
                 "its answers would stay those of the model at the start. Check actor_rollout_ref.model.target_modules"
             )
-        weights = self.source.weights()
+        weights = self.source.weights(frozen)
         if self.channel is not None:
             self.send(weights, Manifest(version, specs), self.channel)
         elif self.target is not None:
@@ -115,10 +117,9 @@ class WeightSync:
             for _ in weights:
                 pass
         if self.compares:
-            self.compare(self.source, specs, version)
+            self.compare(specs, self.source.fingerprints(frozen), version)  # by all ranks of the actor together
 
-    def compare(self, source: Engine, specs: list[TensorSpec], version: int) -> None:
-        sums_P2 = source.fingerprints()  # by all ranks of the actor together
+    def compare(self, specs: list[TensorSpec], sums_P2: Tensor, version: int) -> None:
         if self.channel is not None:
             self.channel.broadcast(sums_P2.to(self.channel.device))
         elif self.target is not None:
@@ -130,7 +131,7 @@ class WeightSync:
         for name, tensor in weights:
             if (name, [*tensor.shape]) != next(left)[:2]:  # the receivers would take it for another parameter
                 raise ModelError(f"the actor sends {name} out of the order in which it has announced its parameters")
-            channel.broadcast(tensor.contiguous())
+            channel.broadcast(tensor.to(channel.device).contiguous())
         if missing := [spec.name for spec in left]:  # the receivers wait for them
             raise ModelError(f"the actor did not send {listed(missing, len(manifest.tensors))}")
 

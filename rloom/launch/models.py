@@ -79,8 +79,8 @@ def adamw(optim: Optim, grad_clip: float) -> AdamW:
     return AdamW(optim.weight_decay, optim.betas, grad_clip)
 
 
-def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty: bool = False) -> PolicyNetwork:
-    """Empty: it has no weights; they come from rank 0, or each rank reads its part."""
+def policy_network(config: Config, *, empty: bool = False) -> PolicyNetwork:
+    """Empty: it has no weights; they come from rank 0, from the actor, or each rank reads its part."""
     model, checkpointing = (
         config.actor_rollout_ref.model,
         config.actor_rollout_ref.actor.fsdp_config.gradient_checkpointing,
@@ -90,7 +90,6 @@ def policy_network(config: Config, *, dtype: torch.dtype = torch.float32, empty:
         policy_source(config),
         temperature=config.actor_rollout_ref.rollout.temperature,
         checkpointing=model.enable_gradient_checkpointing if checkpointing is None else checkpointing,
-        dtype=dtype,
         empty=empty,
         replays_routing=config.replays_routing,
     )
@@ -102,7 +101,6 @@ def causal_network(
     *,
     temperature: float,
     checkpointing: bool,
-    dtype: torch.dtype = torch.float32,
     empty: bool = False,
     replays_routing: bool = False,
 ) -> PolicyNetwork:
@@ -113,7 +111,7 @@ def causal_network(
     )
     layout = family_of(source).layout(packed=model.use_remove_padding)
     network = PolicyNetwork(
-        load_causal_lm(source, lora=lora, dtype=dtype, empty=empty, attention=layout.attention),
+        load_causal_lm(source, lora=lora, empty=empty, attention=layout.attention),
         packed=layout.packed,
         temperature=temperature,
         chunked=model.use_fused_kernels,

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from rloom.batch import Batch
 from rloom.config.schema import Actor, Config, Critic, SftConfig
 from rloom.data.chat import stop_token_ids
-from rloom.engines.base import Engine
+from rloom.engines.base import Engine, Placement
 from rloom.engines.distributed import Broadcast, all_gather_objects, as_whole_group, join
 from rloom.engines.weight_sync import WeightSync
 from rloom.launch.engines import model_work, rank_of, reads_own_part
@@ -35,7 +35,7 @@ from rloom.launch.models import (
 from rloom.launch.rewards import has_reward_model, reward_scorer
 from rloom.launch.servers import gpus_of_workers
 from rloom.models.checkpoint_format import save_description, save_pretrained
-from rloom.models.load import load_tokenizer
+from rloom.models.load import allocate, load_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Rollout, WeightOwner, report_interval_s
 from rloom.rollout.kinds import KEY as ROLLOUT_KEY
@@ -123,8 +123,7 @@ class Worker(BaseWorker[Config]):
             self.add_rollout(network, tokenizer)
         self.set_report_interval()
         self.connect(rendezvous)
-        if config.actor_rollout_ref.rollout.kind.own_model:
-            self.start_own_rollout()
+        self.start_rollout()
         for name in (ACTOR, CRITIC, REFERENCE, REWARD):
             if name in self.roles and self.slot.number == self.layout.workers_of(name)[0]:
                 log.info(f"{name}: {self.roles[name].size:,} parameters, {self.roles[name].description}")
@@ -137,11 +136,10 @@ class Worker(BaseWorker[Config]):
     def add_rollout(self, network: PolicyNetwork | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """On the actor's own parameters if this worker holds all of them; otherwise on a copy."""
         if network is None or not self.slot.alone:
-            dtype = placement(self.config, self.config.actor_rollout_ref.actor.engine_memory).dtype
-            network = policy_network(self.config, dtype=dtype)
-            owner: WeightOwner = GenerationCopy(
-                network, dtype, self.config.actor_rollout_ref.actor.use_torch_compile, self.device
-            )
+            network = policy_network(self.config, empty=True)
+            where = placement(self.config, self.config.actor_rollout_ref.actor.engine_memory)
+            compiled = self.config.actor_rollout_ref.actor.use_torch_compile
+            owner: WeightOwner = GenerationCopy(network, where, compiled=compiled)
         else:
             owner = self.roles[ACTOR]
         self.roles[ROLLOUT] = rollout_engine(self.config, network, owner, tokenizer)
@@ -170,11 +168,13 @@ class Worker(BaseWorker[Config]):
             rank_of(self.trained_role, number - pool.first, pool.size) for number in numbers[first : first + size]
         )
 
-    def start_own_rollout(self) -> None:
-        """Send the actor's weights, and compare what both compute where they share workers."""
+    def start_rollout(self) -> None:
+        """Send the actor's weights. An engine that reads the model itself has what is frozen; where it shares workers
+        with the actor, compare what both compute."""
+        own_model = self.config.actor_rollout_ref.rollout.kind.own_model
         if WEIGHT_SYNC in self.roles:
-            self.roles[WEIGHT_SYNC].sync(0)
-        shared = {ACTOR, ROLLOUT} <= {*self.slot.pool.roles}
+            self.roles[WEIGHT_SYNC].sync(0, frozen=not own_model)
+        shared = own_model and {ACTOR, ROLLOUT} <= {*self.slot.pool.roles}
         if shared and (self.slot.alone or not self.config.actor_rollout_ref.rollout.uses_servers):
             section, rollout = self.config.actor_rollout_ref.rollout, self.roles.get(ROLLOUT)
             longest = self.config.data.max_prompt_length + self.config.data.max_response_length
@@ -205,15 +205,15 @@ class Worker(BaseWorker[Config]):
 
 
 class GenerationCopy:
-    """A copy of the policy that only generates."""
+    """A copy of the policy that only generates. The first sync fills it: the host never holds its weights."""
 
-    def __init__(self, network: PolicyNetwork, dtype: torch.dtype, compiled: bool, device: torch.device) -> None:
+    def __init__(self, network: PolicyNetwork, where: Placement, *, compiled: bool) -> None:
+        self.device = where.device
         network.module.requires_grad_(False)
-        network.cast(dtype)  # peft creates adapters in float32
-        network.module.to(device)
-        if compiled and device.type == "cuda":
+        allocate(network.module, where.device, where.dtype)
+        network.module.to(where.device)  # buffers
+        if compiled and where.device.type == "cuda":
             network.compile()
-        self.device = device
 
     def on_device(self) -> nullcontext[None]:
         return nullcontext()

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -24,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from rloom.errors import ModelError
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.source import ModelSource, check_folder
+from rloom.models.weight_files import not_finite, stored_dtype
 from rloom.transfer import all_finite
 
 log = logging.getLogger(__name__)
@@ -117,29 +119,31 @@ def load_causal_lm(
     source: ModelSource,
     *,
     lora: Lora | None = None,
-    dtype: torch.dtype = torch.float32,
     empty: bool = False,
     attention: str = RLOOM_ATTENTION,
 ) -> PreTrainedModel | PeftModel:
     """The model in evaluation mode, without dropout. With rloom's attention its forward requires an `attend` argument.
 
-    `empty`: only the configuration is read, and the parameters are on the meta device.
+    Its weights are in the dtype of its files, which takes half the memory of float32, and engines cast them. With LoRA
+    they are in float32: peft rounds the adapter that it draws to the dtype of the weights. `empty`: only the
+    configuration is read, and the parameters are on the meta device, in float32.
     """
     check_folder(source)
     try:
         config = read_config(source)
-        settings = {
-            "dtype": dtype,
-            "attn_implementation": attention,
-            "trust_remote_code": source.trust_remote_code,
-        }
+        settings = {"attn_implementation": attention, "trust_remote_code": source.trust_remote_code}
         model: PreTrainedModel
+        with init_empty_weights(include_buffers=False):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **settings)
         if empty:
-            with init_empty_weights(include_buffers=False):
-                model = AutoModelForCausalLM.from_config(config, **settings)
             model.tie_weights()  # init_empty_weights unties them
+            with suppress(OSError):  # a model has no such file
+                model.generation_config = GenerationConfig.from_pretrained(source.location)
         else:
-            model = AutoModelForCausalLM.from_pretrained(source.location, config=config, **settings)
+            dtype, described = stored_dtype(source) if lora is None else torch.float32, model
+            model = AutoModelForCausalLM.from_pretrained(source.location, config=config, dtype=dtype, **settings)
+            if dtype != torch.float32:
+                restore_buffers(model, described)
     except Exception as error:
         raise ModelError(
             f"{source.key}={source.path}: the model could not be loaded: {first_line(error)}. "
@@ -154,16 +158,19 @@ def load_causal_lm(
     return adapted
 
 
+def restore_buffers(model: PreTrainedModel, described: PreTrainedModel) -> None:
+    """Buffers in float32: those that are computed, not read, as they are in a model that was created in float32."""
+    for part, other in zip(model.modules(), described.modules(), strict=True):
+        for name, computed in other.named_buffers(recurse=False):
+            read = part.get_buffer(name)
+            setattr(part, name, computed if name in other._non_persistent_buffers_set else read.to(computed.dtype))
+
+
 def check_finite(source: ModelSource, model: torch.nn.Module) -> None:
     """With such weights every answer is empty or noise, and its score 0: that looks like a model that cannot do it."""
     faulty = [name for name, weights in model.named_parameters() if not all_finite(weights)]
     if faulty:
         raise ModelError(not_finite(f"{source.key}={source.path}", faulty))
-
-
-def not_finite(where: str, tensors: Sequence[str]) -> str:
-    others = f", as {len(tensors) - 1} other tensors," if len(tensors) > 1 else ""
-    return f"{where}: {tensors[0]} in the weights{others} has NaN or infinite numbers; use another copy or checkpoint"
 
 
 def fix_generation_config(model: PreTrainedModel) -> None:
@@ -202,6 +209,17 @@ def load_adapter(model: PreTrainedModel, path: str, *, empty: bool) -> PeftModel
 
 def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['(no message)'])[0]}"
+
+
+def allocate(module: torch.nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    """Put uninitialised parameters in the place of the module's own. Shared ones stay shared."""
+    allocated: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter not in allocated:
+                values = torch.empty_like(parameter, device=device, dtype=dtype)
+                allocated[parameter] = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
+            part.register_parameter(name, allocated[parameter])
 
 
 @torch.no_grad()

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from rloom.errors import ModelError
-from rloom.models.load import not_finite
 from rloom.models.source import ModelSource
 from rloom.transfer import all_finite
 
@@ -73,6 +73,24 @@ class WeightFiles:
         shift = self.expert_rows if is_up else 0
         rows = slice(rows.start - shift, rows.stop - shift)
         return f"{prefix}.experts.{expert}.{names.up if is_up else names.gate}.weight", (rows, columns)
+
+
+def not_finite(where: str, tensors: Sequence[str]) -> str:
+    others = f", as {len(tensors) - 1} other tensors," if len(tensors) > 1 else ""
+    return f"{where}: {tensors[0]} in the weights{others} has NaN or infinite numbers; use another copy or checkpoint"
+
+
+def stored_dtype(source: ModelSource) -> torch.dtype:
+    """The dtype of all weights in the files; float32 if they have several, or none that can be read here."""
+    try:
+        files = {*files_by_tensor(source).values()}
+    except ModelError:
+        return torch.float32
+    found: set[str] = set()
+    for file in files:
+        with safe_open(file, framework="pt") as stored:
+            found |= {stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
+    return {"BF16": torch.bfloat16, "F16": torch.float16}.get("/".join(found), torch.float32)
 
 
 def files_by_tensor(source: ModelSource) -> dict[str, Path]:

@@ -54,6 +54,7 @@ class Architecture:
     attention_bias: bool = False
     mlp_bias: bool = False
     context: int | None = None  # max_position_embeddings
+    stored_bytes: int = 4  # of a weight in the model's files
 
     @property
     def query_size(self) -> int:
@@ -168,12 +169,14 @@ def architecture(fields: Mapping[str, Any], source: str) -> Architecture:
             attention_bias=name not in ("qwen2", "mistral") and fields.get("attention_bias", False),
             mlp_bias=name == "llama" and fields.get("mlp_bias", False),
             context=fields.get("max_position_embeddings"),
+            stored_bytes=BFLOAT16 if fields.get("dtype", fields.get("torch_dtype")) in HALVES else FLOAT32,
         )
     except KeyError as error:
         raise ModelError(f"{source}: its config.json has no {error}; a {name} model's has") from error
 
 
 FLOAT32, BFLOAT16 = 4, 2  # bytes of a number
+HALVES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)

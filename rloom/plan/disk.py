@@ -35,7 +35,7 @@ class DiskPlan:
     roles: Mapping[str, SavedRole]
     saves: int | None  # checkpoints that the run will write. None: its length is not known
     answer_bytes: float  # `rollouts/` at most
-    copied_bytes: float = 0  # memory of each machine's host while a checkpoint is written; 0: steps wait for it
+    copied_bytes: float = 0  # memory of each machine's host from the first save on; 0: steps wait until it is written
 
     @property
     def checkpoint_bytes(self) -> float:

@@ -32,7 +32,17 @@ from rloom.plan.architecture import (
 )
 from rloom.plan.batches import Batches, batches
 from rloom.plan.disk import DiskPlan, disk_plan
-from rloom.plan.memory import GIB, CachePlan, GpuMemory, Memory, RewardPlan, fullest, memory_by_gpu, reward_plan
+from rloom.plan.memory import (
+    GIB,
+    CachePlan,
+    GpuMemory,
+    Memory,
+    RewardPlan,
+    fullest,
+    host_at_start,
+    memory_by_gpu,
+    reward_plan,
+)
 from rloom.plan.modes import ModeTime, mode_times
 from rloom.plan.timing import StepTime, step_time
 from rloom.plugins import is_own
@@ -219,6 +229,7 @@ class Costs:
     gpus: Sequence[GpuMemory]  # one for each set of roles that a GPU of the actor holds
     time: StepTime | None = None  # None: it does not fit, or no rate was measured
     modes: Sequence[ModeTime] = ()  # iff there is a time
+    host_bytes: float = 0  # of the first machine while it reads a model
     ways_out: tuple[WayOut, ...] = ()  # settings with which it fits, if it does not
 
     @property
@@ -349,7 +360,8 @@ def estimate(config: Config, needs: Needs, sizes: Batches, gpu_bytes: float, rew
     actor, critic = actor_plan(config, sizes), critic_plan(config, sizes)
     path = config.actor_rollout_ref.model.path
     check_context(actor.architecture.context, sizes.longest, f"actor_rollout_ref.model.path={path}")
-    costs = Costs(actor, critic, reward, memory_by_gpu(config, sizes, actor, critic, gpu_bytes, reward))
+    gpus = memory_by_gpu(config, sizes, actor, critic, gpu_bytes, reward)
+    costs = Costs(actor, critic, reward, gpus, host_bytes=host_at_start(config, actor, critic, reward))
     if not costs.fits:
         return replace(costs, ways_out=tuple(ways_out(config, gpu_bytes)))
     measured = all(model.number_bytes < FLOAT32 for model in (actor, critic) if model is not None)

@@ -83,6 +83,16 @@ def in_optimizer_step(model: ModelPlan) -> Parts:
     return {**stored(model), "gradients": FLOAT32 * rank_parameters(model) * (1 + summed)}
 
 
+def in_save(model: ModelPlan) -> Parts:
+    """A save puts one parameter together at a time, in float32: of the copies, then of the ranks of TP, then under the
+    names of transformers, of which two are one parameter (gate and up)."""
+    size, tensor = model.architecture, section(model).tensor_model_parallel_size
+    has_embedding = model.is_first_stage or (model.is_last_stage and bool(model.vocabulary) and not size.tied)
+    rows = max(2 * size.intermediate, size.vocabulary if has_embedding else 0)
+    of_tensor_ranks = 1 / tensor + 1 if tensor > 1 else 1
+    return {**at_rest(model), "gathered parameter": FLOAT32 * rows * size.hidden * (of_tensor_ranks + 1)}
+
+
 def activations(model: ModelPlan, tokens: int, started: int) -> float:
     """Activations of `started` passes; a recomputed layer is that of one pass."""
     size, layers = model.architecture, rank_layers(model)

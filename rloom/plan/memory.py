@@ -117,7 +117,7 @@ GIB = 2**30
 OUTSIDE_ALLOCATOR = 2 * GIB  # assumed: the CUDA context, captured graphs, fragmentation
 
 GENERATION, ACTOR_PASSES, ACTOR_STEP = "generation", "actor passes", "actor step"
-CRITIC_PASSES, CRITIC_STEP, REWARD_SCORING = "critic passes", "critic step", "reward model"
+CRITIC_PASSES, CRITIC_STEP, REWARD_SCORING, SAVE = "critic passes", "critic step", "reward model", "checkpoint"
 
 ALLOCATOR, CACHE = "beside torch's allocator", "key-value cache"
 ESTIMATED = (ALLOCATOR, CACHE)  # parts that are estimates in every phase but the passes; the others are counted
@@ -307,10 +307,25 @@ def memory_of_stage(
             **common,
             "reward model": reward.scoring,
         }
+    saved = [megatron.in_save(model) for model in (actor, critic) if model is not None and model.megatron is not None]
+    if saved:
+        others = {"reference": rest, **(actor_rest if actor.megatron is None else {}), **critic_rest}
+        largest: Parts = max(saved, key=held_bytes)
+        phases[SAVE] = {**largest, **others, **common}
     if not rollout.free_cache_engine:
         for parts in phases.values():
             parts |= cached
     return Memory(gpu_bytes, phases, cache)
+
+
+def host_at_start(config: Config, actor: ModelPlan, critic: ModelPlan | None, reward: RewardPlan | None) -> float:
+    """Bytes of the first machine's host while one of its workers reads a model. One is read after the other, in the
+    dtype of its files, and sent to the GPUs that shard it before the next. Each worker reads a whole reward model. The
+    ranks of Megatron read a parameter at a time."""
+    models = [model for model in (actor, critic) if model is not None and model.megatron is None]
+    read = [(model.architecture.stored_bytes if model.trains_all else FLOAT32) * model.parameters for model in models]
+    scoring = 0 if reward is None else reward.weights * min(config.gpus_per_node, config.workers_of("reward"))
+    return max([*read, scoring])
 
 
 def weights_copy(config: Config, actor: ModelPlan) -> Parts:

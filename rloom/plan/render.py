@@ -189,6 +189,8 @@ def memory_lines(plan: Plan, costs: Costs) -> Iterator[str]:
             yield line(name, "".join(f"{gib(size):>15}" for size in sizes))
     yield line("together", "".join(f"{gib(memory.total(phase)):>15}" for phase in phases))
     yield from cache_lines(costs)
+    if costs.host_bytes:
+        yield line("host, at the start", f"{size_text(costs.host_bytes)} of the first machine while it reads a model")
     yield line("does it fit?", verdict(costs, plan.machine))
 
 
@@ -268,7 +270,7 @@ def mode_lines(modes: Sequence[ModeTime]) -> Iterator[str]:
 def disk_lines(disk: DiskPlan, save_freq: int) -> Iterator[str]:
     yield line("a checkpoint", roles_text(disk))
     if disk.copied_bytes:
-        yield line("its copy", f"{size_text(disk.copied_bytes)} of each machine's host memory until it is written")
+        yield line("its copy", f"{size_text(disk.copied_bytes)} of each machine's host memory from the first save on")
     if disk.saves is None:
         yield line("checkpoints", f"one every {count(save_freq, 'step')}; the data decide how many steps there are")
     else:

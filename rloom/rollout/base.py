@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rloom.errors import ModelError
+from rloom.transfer import tensors_of
 
 REPORT_EVERY_S = 0.1  # completions are sent together: a message costs the driver about 2 ms
 REPORT_PER_SHARE_S = 0.005  # so that the messages of many shares take less than half of the driver's thread
@@ -221,7 +222,7 @@ class Rollout(Protocol):
         """
 
     def held_weights(self) -> Mapping[str, Tensor] | None:
-        """The parameters that it computes with, by the trainer's names. None: in a layout of its own, or elsewhere."""
+        """The tensors that it computes with, by the trainer's names. None: in a layout of its own, or elsewhere."""
         return None
 
     def sleep(self) -> None:
@@ -345,7 +346,7 @@ def interrupted(rollout: Rollout, unfinished: Mapping[int, tuple[int, Request]])
 @torch.no_grad()
 def copy_weights(weights: Iterator[tuple[str, Tensor]], module: nn.Module) -> None:
     """In place: captured CUDA graphs hold the addresses of the parameters."""
-    own = dict(module.named_parameters())
+    own = tensors_of(module)
     for name, tensor in weights:
         if name not in own:
             raise ModelError(f"the rollout engine's model has no parameter {name}, which the trainer sent")

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from rloom.errors import ConfigError
 from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, WeightOwner, copy_weights
+from rloom.transfer import tensors_of
 
 
 class HfRollout(Rollout):
@@ -134,7 +135,7 @@ class HfRollout(Rollout):
         self.version = version
 
     def held_weights(self) -> Mapping[str, Tensor]:
-        return dict(self.module.named_parameters())
+        return tensors_of(self.module)
 
     def sleep(self) -> None:
         """It holds no memory between calls."""

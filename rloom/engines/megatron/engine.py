@@ -252,14 +252,15 @@ class MegatronEngine:
         return last
 
     @torch.no_grad()
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, frozen: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Nothing is frozen, and the families have no buffer that is saved."""
         self.sums = {}
         with self.on_device():
             for name, tensor in self.weights_of.stream(self.values()):
                 self.sums[name] = fingerprint(tensor)
                 yield name, tensor
 
-    def fingerprints(self) -> Tensor:
+    def fingerprints(self, frozen: bool = False) -> Tensor:
         """Those of what `weights` yielded last: ranks hold parts of rows, and another pass would gather all again."""
         missing_2 = torch.zeros(2, dtype=torch.int64, device=self.device)
         return stacked([self.sums.get(spec.name, missing_2) for spec in self.manifest()])
@@ -267,7 +268,7 @@ class MegatronEngine:
     def values(self) -> dict[str, Tensor]:
         return {name: view for flat in self.flats for name, view in flat.views(flat.data)}
 
-    def manifest(self) -> list[TensorSpec]:
+    def manifest(self, frozen: bool = False) -> list[TensorSpec]:
         names = [name for stage in range(self.groups.sizes.pipeline) for name in self.weights_of.names(stage)]
         dtype = dtype_name(self.placement.dtype)
         return [TensorSpec(name, list(self.shapes[name]), dtype) for name in names]

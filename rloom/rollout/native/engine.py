@@ -20,6 +20,7 @@ from rloom.rollout.native.session import Finished, Progress, Session
 from rloom.rollout.native.slot_cache import SlotCache
 from rloom.rollout.native.slots import Slots
 from rloom.rollout.native.token_cache import MixedLayerShapes, ShapeProbe, TokenCache, TokenShape
+from rloom.transfer import tensors_of
 
 if TYPE_CHECKING:
     from rloom.rollout.native.graph_decoder import GraphDecoder
@@ -293,7 +294,7 @@ class NativeRollout(Rollout):
         self.version = version
 
     def held_weights(self) -> Mapping[str, Tensor]:
-        return dict(self.network.module.named_parameters())
+        return tensors_of(self.network.module)
 
     def sleep(self) -> None:
         if self.keeps_cache:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rloom.config.load import load_config
 from rloom.engines.storage import CheckpointWriter, TensorFile, whole_file
@@ -228,6 +229,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 import torch
+from safetensors.torch import load_file
 from rloom.engines.storage import CheckpointWriter, TensorFile, whole_file
 from rloom.training.checkpoint import Checkpoints, Writing
 
@@ -257,3 +259,27 @@ def test_a_kill_before_the_seal_leaves_the_checkpoint_before_it(tmp_path: Path) 
     checkpoints = Checkpoints(tmp_path, keep={"actor": 1})
     checkpoints.clean()
     assert checkpoints.newest() == checkpoints.path(1) and not draft.exists()
+
+
+def test_copies_of_the_next_save_are_in_the_memory_of_the_last_one(tmp_path: Path) -> None:
+    """To map new memory takes longer than the copy. What is trained meanwhile does not change what is written."""
+    writer, tensors = CheckpointWriter(), {"weight": torch.full((2, 3), 1.0), "weight/step": torch.tensor(1.0)}
+    places, saved = [], []
+    for step in (1, 2):
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        for tensor in tensors.values():
+            tensor.fill_(float(step))
+        file = whole_file(folder, "model", tensors)
+        writer.write(folder, [file], background=True)
+        for tensor in tensors.values():
+            tensor.fill_(-1.0)
+        writer.check(wait=True)
+        places.append({name: copy.data_ptr() for name, copy in writer.copies.items()})
+        saved.append(load_file(file.file))
+    assert places[0] == places[1] and places[0].keys() == tensors.keys()
+    for step, found in enumerate(saved, start=1):
+        assert {name: tensor.unique().tolist() for name, tensor in found.items()} == {
+            "weight": [float(step)],
+            "weight/step": [float(step)],
+        }

@@ -174,7 +174,7 @@ def test_a_parameter_that_the_actors_engine_forgets_is_found(
     """The fingerprints come from the parameters, not from what is sent."""
     engine, target = engine_of(policy(model_folder("qwen2"))), Copy(model_folder("qwen2"))
     sent = engine.weights
-    monkeypatch.setattr(engine, "weights", lambda: iter(without(QUERY)(list(sent()))))
+    monkeypatch.setattr(engine, "weights", lambda frozen: iter(without(QUERY)(list(sent()))))
     update(engine)
     with pytest.raises(ModelError, match=re.escape(QUERY)):
         WeightSync(engine, target).sync(1)
@@ -309,7 +309,7 @@ def sync_a_swap(rank: int, ranks: int, folder: Path) -> str:
     update(engine)
     sync.sync(1)
     gathered = engine.weights
-    engine.weights = lambda: iter(swapped(KEY_0, KEY_1)(list(gathered())))
+    engine.weights = lambda frozen: iter(swapped(KEY_0, KEY_1)(list(gathered())))
     update(engine)
     try:
         sync.sync(2)

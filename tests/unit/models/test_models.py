@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from rloom.config.load import load_config
 from rloom.engines.base import Placement
@@ -355,3 +356,40 @@ def test_the_work_of_an_adapter_and_of_a_critic(model_folder: ModelFolder) -> No
     # rank 2: inputs and outputs of each matrix
     assert adapted.trained == 2 * 2 * (2 * 64 + 2 * 48 + 3 * 80) == 1856 and adapted.active == 17408 + 1856
     assert critic.active == 17408 - 2048 + 32
+
+
+def with_dtype(folder: Path, name: str, dtype: torch.dtype) -> None:
+    """One tensor of the folder's file in another dtype."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors[name].to(dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_are_read_in_the_dtype_of_the_file_and_buffers_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    """gemma's factor of the embedding, the root of 32, is computed: 5.65625 in bfloat16."""
+    source = ModelSource(str(save_model(tmp_path, FAMILIES["gemma"](), dtype=dtype)))
+    model = load_causal_lm(source)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    buffers = dict(model.named_buffers())
+    assert {buffer.dtype for buffer in buffers.values()} == {torch.float32}
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(buffers[name], buffer)
+    for one, other in zip(model.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one.float(), other)
+
+
+def test_float32_holds_what_a_file_of_several_dtypes_has_and_what_an_adapter_is_drawn_in(tmp_path: Path) -> None:
+    source = ModelSource(str(save_model(tmp_path, FAMILIES["qwen2"](), dtype=torch.bfloat16)))
+    assert {p.dtype for p in load_causal_lm(source, lora=Lora(rank=2)).parameters()} == {torch.float32}
+    with_dtype(tmp_path, "model.norm.weight", torch.float32)
+    assert {p.dtype for p in load_causal_lm(source).parameters()} == {torch.float32}
+
+
+def test_an_empty_model_has_the_stop_tokens_of_the_published_one(tmp_path: Path) -> None:
+    """generation_config.json may name more than config.json does."""
+    folder = save_model(tmp_path, FAMILIES["qwen2"]())
+    GenerationConfig(eos_token_id=[3, 5]).save_pretrained(folder)
+    for empty in (False, True):
+        assert load_causal_lm(ModelSource(str(folder)), empty=empty).generation_config.eos_token_id == [3, 5]

@@ -432,3 +432,37 @@ def test_the_table_in_the_guide_is_the_one_the_formula_makes() -> None:
     page = file.read_text(encoding="utf-8")
     assert page.count(scaling.BEGIN) == 1
     assert scaling.renewed(page) == page, "run `python benchmarks/plan_scaling.py docs/plan.md`"
+
+
+# --- host memory
+
+
+@pytest.mark.parametrize(
+    ("stored", "keys", "number_bytes"),
+    [
+        ({"torch_dtype": "bfloat16"}, (), 2),
+        ({"dtype": "float16"}, (), 2),
+        ({"dtype": "float32"}, (), 4),
+        ({}, (), 4),  # config.json does not say it
+        ({"dtype": "bfloat16"}, ("trainer.n_gpus_per_node=8",), 2),  # one of eight workers reads
+        ({"dtype": "bfloat16"}, ("trainer.n_gpus_per_node=8", "algorithm.use_kl_in_reward=True"), 2),  # in turn
+    ],
+)
+def test_the_host_holds_one_model_while_it_is_read(
+    tmp_path: Path, stored: dict[str, str], keys: tuple[str, ...], number_bytes: int
+) -> None:
+    folder = written(tmp_path / "model", {**SMALL, **SHAPES["0.5B"], **stored})
+    costs = costs_of(folder, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", *keys)
+    assert costs.host_bytes == number_bytes * 494_032_768
+
+
+def test_a_model_with_an_adapter_is_read_in_float32_and_a_critic_may_be_the_larger_model(tmp_path: Path) -> None:
+    small, large = (
+        written(tmp_path / name, {**SMALL, **SHAPES[name], "dtype": "bfloat16"}) for name in ("0.5B", "1.5B")
+    )
+    lora = costs_of(small, "algorithm.adv_estimator=grpo", "actor_rollout_ref.model.lora_rank=8")
+    assert lora.host_bytes == 4 * lora.actor.parameters > 4 * 494_032_768
+    costs = costs_of(small, f"critic.model.path={large}")
+    assert costs.critic is not None and costs.host_bytes == 2 * costs.critic.parameters
+    plan = plan_of(small, f"critic.model.path={large}")
+    assert "of the first machine while it reads a model" in render.render(plan)

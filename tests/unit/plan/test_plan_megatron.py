@@ -15,7 +15,7 @@ from rloom.errors import ConfigError
 from rloom.plan import megatron
 from rloom.plan.architecture import ModelPlan
 from rloom.plan.make import Plan, make_plan
-from rloom.plan.memory import ACTOR_PASSES, ACTOR_STEP, GENERATION
+from rloom.plan.memory import ACTOR_PASSES, ACTOR_STEP, GENERATION, SAVE
 from rloom.plan.render import render
 from rloom.plan.timing import ACTOR_UPDATE, INFINIBAND, NVLINK, OLD_LOGPROBS
 
@@ -206,3 +206,23 @@ def test_a_split_that_does_not_fit_is_refused(tmp_path: Path) -> None:
             f"{ACTOR}.megatron.tensor_model_parallel_size=1",
             f"{ACTOR}.megatron.pipeline_model_parallel_size=8",
         )
+
+
+def test_a_save_puts_one_parameter_together_at_a_time(tmp_path: Path) -> None:
+    """The embedding of 1,000 x 64: half of it from the copies, both halves from the two ranks of TP, and its file's
+    tensor. Without TP the first is the whole, and there are no parts."""
+    plan = plan_of(tmp_path)
+    assert plan.costs is not None
+    assert plan.costs.memory.phases[SAVE]["gathered parameter"] == 4 * 1000 * 64 * 2.5
+    assert phase(plan, SAVE) == phase(plan, GENERATION)  # beside what stays on the GPU
+    whole = actor_of(plan_of(tmp_path, f"{ACTOR}.megatron.tensor_model_parallel_size=1"))
+    assert megatron.in_save(whole)["gathered parameter"] == 4 * 1000 * 64 * 2
+    # a stage without embedding and head: gate and up of the MLP, 128 x 64 each
+    between = replace(actor_of(plan), stage=1, vocabulary=0)
+    assert megatron.in_save(between)["gathered parameter"] == 4 * 2 * 128 * 64 * 2.5
+
+
+def test_no_rank_of_megatron_reads_a_model(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    assert plan.costs is not None and plan.costs.host_bytes == 0
+    assert "host, at the start" not in render(plan)
