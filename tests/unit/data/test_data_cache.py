@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rloom.data import cache, prompts
-from rloom.data.cache import CachedFolder, Draft, stored
+from rloom.data.cache import CachedFolder, Draft, key_of, stored
 from rloom.data.prompts import PromptTable, load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
 from rloom.errors import DataError
@@ -156,18 +156,79 @@ def test_a_write_that_fails_leaves_nothing(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_the_folders_that_were_used_last_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(draft: Draft) -> dict[str, Any]:
-        draft.write(("rows",), [(b"x" * 10_000,)])
-        return {}
+def write_10_kb(draft: Draft) -> dict[str, Any]:
+    draft.write(("rows",), [(b"x" * 10_000,)])
+    return {}
 
+
+def test_the_folders_that_were_used_last_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "LIMIT_BYTES", 35_000)
-    for age, key in enumerate(("first", "second", "third")):
-        stored(key, write)
+    first, second, third, fourth = (key_of(number) for number in range(4))
+    for age, key in enumerate((first, second, third)):
+        stored(key, write_10_kb)
         os.utime(folder / key, (age, age))
-    stored("first", write)  # used again
-    stored("fourth", write)
-    assert sorted(path.name for path in folder.iterdir()) == ["first", "fourth", "third"]
+    stored(first, write_10_kb)  # used again
+    stored(fourth, write_10_kb)
+    assert {path.name for path in folder.iterdir()} == {first, third, fourth}
+
+
+def test_only_folders_of_the_cache_are_removed_from_a_folder_with_other_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "LIMIT_BYTES", 15_000)
+    abandoned = f".{key_of(0)}.{'0' * 16}"
+    for name in (".ssh", "models", key_of(0), abandoned, f"{abandoned}.backup"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_bytes(b"x" * 20_000)
+        os.utime(folder / name, (0, 0))
+    stored(key_of(1), write_10_kb)
+    assert {path.name for path in folder.iterdir()} == {".ssh", "models", f"{abandoned}.backup", key_of(1)}
+
+
+def test_a_draft_that_another_run_may_be_writing_is_left(folder: Path) -> None:
+    draft = folder / f".{key_of(0)}.{'0' * 16}"
+    draft.mkdir(parents=True)
+    stored(key_of(1), write_10_kb)
+    assert draft.is_dir()
+
+
+def test_a_folder_of_another_user_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored("key", write_10_kb)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")  # or EROFS
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert stored("key", lambda draft: pytest.fail("written again")).records["rows"][0] == b"x" * 10_000
+
+
+def test_rows_of_a_file_that_changes_while_it_is_read_are_not_kept(
+    folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, read = file.read_bytes(), prompts.iter_rows
+
+    def changed_before(path: Path, at_most: int | None) -> Iterator[Any]:
+        path.write_text(json.dumps(row("of another file")) + "\n")
+        return read(path, at_most)
+
+    monkeypatch.setattr(prompts, "iter_rows", changed_before)
+    with pytest.raises(DataError, match=r"rows\.jsonl was changed while it was read; start again"):
+        read_prompt_rows(file, Columns(), max_samples=None)
+    monkeypatch.undo()
+    monkeypatch.setenv("RLOOM_CACHE", str(folder))
+    file.write_bytes(first)
+    assert len(read_prompt_rows(file, Columns(), max_samples=None)) == 4
+
+
+def test_any_special_token_that_a_chat_template_uses_belongs_to_the_key(
+    folder: Path, file: Path, tokenizer: Any
+) -> None:
+    template = "{{ pad_token }}{{ messages[0].content }}"
+    found = []
+    for pad in ("<", ">"):
+        tokenizer.pad_token = pad
+        found.append(load(file, tokenizer, custom_chat_template=template)[1].text)
+    assert found == ["<c", ">c"]
 
 
 def test_without_a_cache_a_temporary_file_serves(tmp_path: Path, file: Path, tokenizer: Any, monkeypatch: Any) -> None:
