@@ -256,7 +256,8 @@ class Connection(asyncio.Protocol):
         elif isinstance(event, h11.Data):
             self.parts.append(bytes(event.data))
         elif isinstance(event, h11.EndOfMessage):
-            if self.state.our_state is self.state.their_state is h11.DONE:
+            # what follows the answer would be taken for that of the next request
+            if self.state.our_state is self.state.their_state is h11.DONE and not self.state.trailing_data[0]:
                 self.state.start_next_cycle()
                 self.answered_s = time.monotonic()
             else:

@@ -42,7 +42,7 @@ def test_a_request_leaves_no_connection_open_wherever_it_is_cancelled() -> None:
     assert [number for number, (_, left) in enumerate(found) if left] == []
 
 
-def answers_of(*replies: bytes | None) -> list[bytes | str]:
+def answers_of(*replies: bytes | None, in_pieces: bool = True) -> list[bytes | str]:
     """What the client gets for one request after the other, by a server that sends these, one for each request. None:
     it closes the connection. After the answers: the number of connections that the server has had."""
 
@@ -54,7 +54,7 @@ def answers_of(*replies: bytes | None) -> list[bytes | str]:
             accepted += 1
             while left and await reader.read(1_000):
                 reply = left.pop(0)
-                for part in (reply or b"").splitlines(keepends=True):  # in pieces
+                for part in (reply or b"").splitlines(keepends=True) if in_pieces else [reply or b""]:
                     writer.write(part)
                     await writer.drain()
                     await asyncio.sleep(0)
@@ -83,6 +83,24 @@ def test_a_body_has_a_length_or_comes_in_chunks_or_ends_with_the_connection() ->
     length = head + b"Content-Length: 4\r\n\r\na\nbc"
     chunks = head + b"Transfer-Encoding: chunked\r\n\r\n2\r\na\n\r\n2\r\nbc\r\n0\r\n\r\n"
     assert answers_of(length, length, chunks, length, head + b"\r\na\nbc") == [b"a\nbc"] * 5 + ["1"]
+
+
+def test_an_interim_answer_is_passed_over() -> None:
+    final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    for interim in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"):
+        assert answers_of(interim + final, final) == [b"ok", b"ok", "1"]
+
+
+def test_what_follows_an_answer_is_not_the_answer_to_the_next_request() -> None:
+    """A server or a proxy that answers twice: the connection is not used again."""
+    first, second = (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n" + text for text in (b"one", b"two"))
+    for follows in (first, b"x"):
+        assert answers_of(first + follows, second, in_pieces=False) == [b"one", b"two", "2"]
+
+
+def test_headers_without_end_are_no_answer() -> None:
+    found = answers_of(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\nContent-Length: 2\r\n\r\nok")
+    assert found[0] == "gave no answer to /health (RemoteProtocolError: Receive buffer too long)"
 
 
 def test_a_connection_that_ends_before_the_answer_does_is_no_answer() -> None:
