@@ -284,10 +284,10 @@ class StepLoop(ABC):
 
     def save_last_step(self) -> str:
         """Save the last completed step, unless an update has begun since."""
-        self.settle()
         if self.state.step == 0:
             return "No step was completed, so there is nothing to save."
         if self.updates != self.updates_at_state:
+            self.settle()
             return f"Stopped in the middle of an update. {self.last_checkpoint()}"
         return f"Stopped after step {self.state.step}, saved in {self.save()}. The same command goes on from there."
 
