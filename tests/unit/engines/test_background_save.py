@@ -292,7 +292,7 @@ def test_ctrl_c_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path, m
         return loop.workers.write(folder, background)
 
     loop.write_checkpoint = write
-    with pytest.raises(KeyboardInterrupt, match="Stopped after step 2, saved in .*global_step_2"):
+    with pytest.raises(KeyboardInterrupt, match=r"Stopped after step 2, saved in .*global_step_2"):
         loop.run()
     assert begun == [1, 2] and loop.checkpoints.steps() == [1, 2]
 
