@@ -86,7 +86,7 @@ class Draft:
 
 
 def key_of(*parts: Any) -> str:
-    """Of everything that the content of a folder depends on, as JSON."""
+    """The name of a folder: a hash of everything that its content depends on, given as JSON values."""
     return hashlib.sha256(json.dumps([FORMAT, *parts], sort_keys=True).encode()).hexdigest()
 
 
@@ -139,7 +139,7 @@ def opened(folder: Path, *, checks: bool = True) -> CachedFolder | None:
 
 
 def new_folder(final: Path | None) -> Path:
-    """In the cache, or where that cannot be written, in the folder for temporary files."""
+    """A new folder in the cache; in the folder for temporary files where the cache cannot be written."""
     if final is not None:
         with suppress(OSError):
             final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def publish(draft: Path, final: Path) -> None:
 
 
 def remove_oldest(keep: Path) -> None:
-    """Folders that were not used for the longest time, and what dead processes left unfinished. RLOOM_CACHE may name a
+    """Folders that were not used for the longest time, and drafts of processes that were killed. RLOOM_CACHE may name a
     folder with other files, which stay."""
     with suppress(OSError):
         own = [path for path in keep.parent.iterdir() if OWN_NAME.fullmatch(path.name) and path != keep]

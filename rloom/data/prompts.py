@@ -242,7 +242,7 @@ class PromptTable(Sequence[Prompt]):
         return Prompt(
             index=index,
             messages=read.messages,
-            text=self.texts[index].decode("utf-8", "surrogatepass"),
+            text=self.texts[index].decode(),
             tokens=self.truncate(tokens, self.limit),
             data_source=read.data_source,
             ground_truth=read.ground_truth,
@@ -325,7 +325,7 @@ def _write_prompts(
         for text, tokens, source in _build_all(rows, build, num_workers):
             sources.append(names.setdefault(source, len(names)))
             texts.add(hash(text))
-            yield text.encode("utf-8", "surrogatepass"), array("i", tokens).tobytes()
+            yield text.encode(), array("i", tokens).tobytes()
 
     draft.write(("texts", "tokens"), records())
     draft.write(("sources",), [(sources.tobytes(),)])
@@ -401,8 +401,13 @@ def _build(rows: Sequence[PromptRow], *, tokenizer: Tokenizer, custom_chat_templ
         assert row.read.messages is not None  # no faults
         try:
             texts.append(render_chat(row.read.messages, tokenizer, custom_chat_template))
+            texts[-1].encode()
         except DataError as error:
             raise DataError(f"{row.placed.place}: {error}") from error
+        except UnicodeEncodeError as error:  # JSON has an escape for half of a surrogate pair
+            raise DataError(
+                f"{row.placed.place}: the prompt is not text ({error.reason}); correct or remove the row"
+            ) from error
     found = []
     for row, text, tokens in zip(rows, texts, tokenize(texts, tokenizer), strict=True):
         if not tokens:

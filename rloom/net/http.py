@@ -336,7 +336,8 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """Whether this process, or its machine, is the cause. The lookup of a host's name hides it: so one is opened."""
+    """Whether a connection failed because this process or its machine has no descriptor left. The lookup of a host's
+    name hides that error: so a file is opened."""
     if any(isinstance(cause, OSError) and cause.errno in OUT_OF_DESCRIPTORS for cause in causes(error)):
         return True
     try:

@@ -190,7 +190,7 @@ class Checkpoints:
 
 
 class Saving:
-    """A checkpoint that is being written. A thread seals it once all of it is written."""
+    """A checkpoint that is being written. A thread seals it when all its files have reports."""
 
     def __init__(
         self,

@@ -166,7 +166,6 @@ class StepLoop(ABC):
                 self.compare_with_best(step, found)
             self.warn_of_skipped_updates(step, metrics)
             self.warn_of_faults(step, metrics)
-            self.check_saving()
             self.save_if_due(step, former, last=last)
             self.stopped = not self.after_step(step, metrics, completed.rows) or self.out_of_patience
             if self.stopped:

@@ -1,15 +1,18 @@
 """Rows and tokens of a data file are computed once: kept by content, rebuilt where damaged, read when needed."""
 
+import copy
 import json
 import os
 import threading
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
 
 from rloom.data import cache, prompts
 from rloom.data.cache import CachedFolder, Draft, key_of, stored
@@ -92,6 +95,61 @@ def test_another_limit_tokenizes_nothing_and_another_template_or_row_does(
     assert [prompt.text for prompt in load(file, tokenizer)] == [">ef<"] == tokenized
 
 
+def test_what_rows_and_tokens_depend_on_belongs_to_their_keys(
+    folder: Path, file: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def texts(template: str | None = None) -> list[str]:
+        return [prompt.text for prompt in load(file, tokenizer, custom_chat_template=template)]
+
+    assert len(read_prompt_rows(file, Columns(), max_samples=None)) == 4
+    assert len(read_prompt_rows(file, Columns(), max_samples=2)) == 2
+    with pytest.raises(DataError, match="has nothing under 'question'"):
+        read_prompt_rows(file, Columns(prompt_key="question"), max_samples=None)
+    assert texts("{{ strftime_now('%Y') }}")[0] == str(date.today().year)
+
+    class Later(date):
+        @classmethod
+        def today(cls) -> date:
+            return date(2199, 12, 31)
+
+    monkeypatch.setattr(prompts, "date", Later)
+    written = len(list(folder.iterdir()))
+    texts("{{ strftime_now('%Y') }}")
+    assert len(list(folder.iterdir())) == written + 1, "a template that writes today's date"
+    assert load(file, tokenizer)[0].tokens == load(file, reversed_ids(tokenizer))[0].tokens[::-1]
+
+
+def reversed_ids(tokenizer: Any) -> Any:
+    """The first and the last token of "<ab>" have each other's number."""
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    numbers = description["model"]["vocab"]
+    numbers[">"], numbers["<"] = numbers["<"], numbers[">"]
+    numbers["a"], numbers["b"] = numbers["b"], numbers["a"]
+    other = copy.copy(tokenizer)
+    other._tokenizer = FastTokenizer.from_str(json.dumps(description))
+    return other
+
+
+def test_the_digest_is_that_of_the_prompts_that_a_run_uses(folder: Path, file: Path, tokenizer: Any) -> None:
+    for limit in (8, 3, 8):
+        found = load(file, tokenizer, limit=limit)
+        assert prompts_record(found) == {"rows": len(found), "content": content_of(list(found))}
+
+
+def test_values_are_those_of_the_file_bit_for_bit(folder: Path, file: Path, tokenizer: Any) -> None:
+    """Also half of a surrogate pair, which is no UTF-8."""
+    file.write_text(json.dumps(row("ab", extra_info={"x": [1, 1.0, True, "\ud83d"]})) + "\n")
+    for _ in range(2):
+        (prompt,) = load(file, tokenizer)
+        assert prompt.text == ">ab<" and repr(prompt.extra_info) == "{'x': [1, 1.0, True, '\\ud83d']}"
+
+
+def test_a_prompt_with_half_of_a_surrogate_pair_is_named(folder: Path, file: Path, tokenizer: Any) -> None:
+    file.write_text(json.dumps(row("ab")) + "\n" + json.dumps(row("\ud83d")) + "\n")
+    with pytest.raises(DataError, match=r"row 1 \(counting from 0\): the prompt is not text \(surrogates not"):
+        load(file, tokenizer)
+
+
 def test_a_row_is_read_from_the_cache_and_not_from_a_file_that_was_changed(
     folder: Path, file: Path, tokenizer: Any
 ) -> None:
@@ -102,7 +160,7 @@ def test_a_row_is_read_from_the_cache_and_not_from_a_file_that_was_changed(
     )
 
 
-@pytest.mark.parametrize("damage", ["shorter", "another byte", "no facts", "a file", "a link"])
+@pytest.mark.parametrize("damage", ["shorter", "another byte", "offsets", "no facts", "a file", "a link"])
 def test_what_is_damaged_or_foreign_is_rebuilt(
     folder: Path, file: Path, tokenizer: Any, tokenized: list[str], tmp_path: Path, damage: str
 ) -> None:
@@ -115,6 +173,9 @@ def test_what_is_damaged_or_foreign_is_rebuilt(
             content = bytearray(records.read_bytes())
             content[0] ^= 1
             records.write_bytes(content)
+        elif damage == "offsets":
+            for offsets in entry.glob("*.offsets"):
+                offsets.write_bytes(bytes(offsets.stat().st_size))
         elif damage == "no facts":
             (entry / "about.json").write_text("[]")
         elif damage in ("a file", "a link"):
@@ -224,10 +285,10 @@ def test_any_special_token_that_a_chat_template_uses_belongs_to_the_key(
     folder: Path, file: Path, tokenizer: Any
 ) -> None:
     template = "{{ pad_token }}{{ messages[0].content }}"
-    found = []
+    found, other = [], copy.copy(tokenizer)
     for pad in ("<", ">"):
-        tokenizer.pad_token = pad
-        found.append(load(file, tokenizer, custom_chat_template=template)[1].text)
+        other.pad_token = pad
+        found.append(load(file, other, custom_chat_template=template)[1].text)
     assert found == ["<c", ">c"]
 
 

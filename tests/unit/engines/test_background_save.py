@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ import torch
 from rloom.config.load import load_config
 from rloom.engines.storage import CheckpointWriter, TensorFile, whole_file
 from rloom.errors import CheckpointError, WorkerError
-from rloom.hashed_files import hashed_file
+from rloom.hashed_files import hashed_file, read_report
 from rloom.launch.build import RunParts
 from rloom.runtime.group import LocalGroup
 from rloom.training import checkpoint
@@ -178,7 +179,7 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_counts_and_before_older_on
     begin(checkpoints, first, 1).finish()
     synced: dict[str, int] = {}
     order: list[str] = []
-    sync, rename = os.fsync, os.rename
+    sync, rename, replace = os.fsync, os.rename, os.replace
 
     def fsync(handle: int) -> None:
         path = os.readlink(f"/proc/self/fd/{handle}")
@@ -194,8 +195,14 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_counts_and_before_older_on
         order.append(Path(path).name)
         rename(path, target)
 
+    def report(path: Path, target: Path) -> None:
+        if str(target).endswith(".written"):
+            assert str(target).removesuffix(".written") in synced
+        replace(path, target)
+
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", move)
+    monkeypatch.setattr(os, "replace", report)
     begin(checkpoints, second, 2).finish()
     published = next(place for place, name in enumerate(order) if name.startswith(".writing-"))
     removed = next(place for place, name in enumerate(order) if name in ("actor", "global_step_1"))
@@ -205,7 +212,7 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_counts_and_before_older_on
 KILLED_ANYWHERE = """
 import os, shutil, sys
 from pathlib import Path
-from rloom.hashed_files import hashed_file
+from rloom.hashed_files import hashed_file, read_report
 from rloom.training.checkpoint import LATEST, Checkpoints, Writing, verify_checkpoint
 
 def save(checkpoints, step):
@@ -253,6 +260,13 @@ def test_a_kill_between_any_two_changes_of_files_leaves_a_good_checkpoint(tmp_pa
     """And the next run cleans away what is left. The pointer to the latest may be one behind."""
     done = subprocess.run([sys.executable, "-c", KILLED_ANYWHERE, str(tmp_path)], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[('1', '1'), ('2', '1'), ('2', '2')]\n", "")
+
+
+def test_what_is_being_written_counts_as_growing_in_any_folder_of_a_draft(tmp_path: Path) -> None:
+    shards = tmp_path / "actor" / "model_shards"
+    shards.mkdir(parents=True)
+    (shards / "rank_0.safetensors").write_bytes(NUMBERS)
+    assert checkpoint.folder_bytes(tmp_path) == len(NUMBERS)
 
 
 # The loop.
@@ -315,6 +329,20 @@ def test_a_full_disk_ends_the_run_in_the_next_step_with_the_last_good_checkpoint
     assert loop.checkpoints.steps() == [1]
 
 
+def test_a_save_that_has_failed_ends_the_run_before_another_step_begins(tmp_path: Path) -> None:
+    loop = SlowDisk(tmp_path, 4, save_every=1)
+    after_step = loop.after_step
+
+    def fill_the_disk(*given: Any) -> bool:
+        loop.workers.failure = CheckpointError("cannot be written")
+        return after_step(*given)
+
+    loop.after_step = fill_the_disk
+    with pytest.raises(CheckpointError):
+        loop.run()
+    assert loop.state.step == 1 == len(loop.sealed_at)
+
+
 def test_the_best_checkpoint_is_pointed_to_when_it_is_complete(tmp_path: Path) -> None:
     loop = SlowDisk(tmp_path, 3, best=BestSettings(keep=True))
     loop.accuracies = [0.2, 0.5, 0.4]
@@ -352,7 +380,50 @@ def test_the_folder_is_described_before_threads_write_into_it(tmp_path: Path) ->
     assert parts.write_checkpoint(tmp_path, True).files == [tmp_path / "actor" / "model.safetensors"]
 
 
+def test_each_model_is_asked_for_the_errors_of_its_save() -> None:
+    asked: list[tuple[str, bool]] = []
+
+    class Model:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def check_save(self, wait: bool) -> None:
+            asked.append((self.name, wait))
+
+    config, models = load_config([]), cast(Any, [Model("actor"), Model("critic")])
+    RunParts(config, config.actor_rollout_ref.actor.checkpoint, models, LocalGroup([]), {}).check_save(True)
+    assert asked == [("actor", True), ("critic", True)]
+
+
 # The writer of an engine.
+
+
+def test_a_file_is_hashed_and_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rloom.hashed_files.CHUNK", 4)
+    with hashed_file(tmp_path / "file") as opened:
+        opened.write(b"numbers")
+        opened.write(memoryview(b" of one rank"))
+    assert (tmp_path / "file").read_bytes() == NUMBERS
+    assert read_report(tmp_path / "file") == {"bytes": 19, "sha256": hashlib.sha256(NUMBERS).hexdigest()}
+
+
+def test_an_earlier_report_does_not_speak_for_a_file_that_is_written_again(tmp_path: Path) -> None:
+    for wants_report in (True, False):
+        with suppress(ZeroDivisionError), hashed_file(tmp_path / "file") as opened:
+            opened.write(NUMBERS)
+            assert wants_report or 1 / 0
+        assert (read_report(tmp_path / "file") is not None) == wants_report
+
+
+def test_all_tensors_are_made_where_a_file_cannot_be_written(tmp_path: Path) -> None:
+    """To make one may be collective: the other ranks would wait for this one."""
+    made: list[str] = []
+    header = {name: ((1,), torch.float32) for name in "abc"}
+    tensors = ((made.append(name) or name, torch.zeros(1)) for name in "abc")
+    file = TensorFile(tmp_path / "nowhere" / "model.safetensors", header, tensors)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        CheckpointWriter().write(tmp_path, [file], background=False)
+    assert made == ["a", "b", "c"]
 
 
 def test_what_is_written_is_what_was_there_when_the_save_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
