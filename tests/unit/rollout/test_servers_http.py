@@ -2,7 +2,12 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
+import pytest
+
+from rloom.net import http as net
 from rloom.net.http import Refused, Unreachable
 from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.trtllm import TrtllmApi
@@ -96,6 +101,75 @@ def test_what_follows_an_answer_is_not_the_answer_to_the_next_request() -> None:
     first, second = (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n" + text for text in (b"one", b"two"))
     for follows in (first, b"x"):
         assert answers_of(first + follows, second, in_pieces=False) == [b"one", b"two", "2"]
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    monkeypatch.setattr(net, "KEEP_ALIVE_S", 0.0)
+    assert answers_of(answer, answer) == [b"ok", b"ok", "2"]
+
+
+def test_a_redirection_is_no_success() -> None:
+    found = answers_of(b"HTTP/1.1 307 Moved\r\nLocation: /x\r\nContent-Length: 2\r\n\r\nok")
+    assert found == ["answered with HTTP status 307: ok", "1"]
+
+
+def test_a_request_has_the_path_of_the_address_its_own_and_a_time_limit() -> None:
+    """The server answers the first request, says something that nobody asked for, and answers no second request."""
+
+    async def ask() -> tuple[list[bytes], str]:
+        heads: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            if len(heads) == 1:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                await writer.drain()
+                await answered.wait()
+                writer.write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+            await reader.read()
+
+        answered, served, direct = asyncio.Event(), Connections(serve), net.DirectConnections()
+        server = await asyncio.start_server(served.begin, "127.0.0.1")
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/one/"
+        send = partial(direct.send, url, "/two?x=1", method="GET", headers={"A": "b"}, body=b"")
+        assert await send(limit_s=60.0) == b"ok"
+        (idle,) = direct.idle[url]
+        answered.set()
+        while idle.is_open:
+            await asyncio.sleep(0)
+        with pytest.raises(Unreachable) as late:
+            await send(limit_s=0.2)
+        await direct.close()
+        await served.end(server)
+        return heads, str(late.value)
+
+    heads, late = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert [head.split(b"\r\n")[0] for head in heads] == [b"GET /one/two?x=1 HTTP/1.1"] * 2
+    assert late == "did not answer /two?x=1 in 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("url", "reached"),
+    [
+        ("https://a.example", ("a.example", 443, True)),
+        ("http://a.example", ("a.example", 80, None)),
+        ("http://[::1]:8000/v1", ("::1", 8000, None)),
+    ],
+)
+def test_an_address_without_a_port_has_that_of_its_scheme(url: str, reached: tuple[Any, ...]) -> None:
+    async def connect() -> tuple[Any, ...]:
+        found: list[tuple[Any, ...]] = []
+
+        async def create(make: Any, host: str, port: int, *, ssl: Any) -> tuple[None, None]:
+            found.append((host, port, ssl))
+            return None, None
+
+        asyncio.get_running_loop().create_connection = create  # type: ignore[method-assign, assignment]
+        await net.open_connection(url, asyncio.Protocol)
+        return found[0]
+
+    assert asyncio.run(connect()) == reached
 
 
 def test_headers_without_end_are_no_answer() -> None:

@@ -174,6 +174,26 @@ def test_a_stage_inside_of_one_with_its_name_ends_first() -> None:
     assert [(span.start, span.end) for span in recorded(events)[0]] == [(0.0, 10.0), (2.0, 3.0)]
 
 
+def test_another_process_goes_on_where_the_one_before_ended() -> None:
+    """100 s lie between them. From step 0 on it repeats the validation before the first step."""
+
+    def events(step: int) -> list[dict[str, Any]]:
+        return [
+            {"event": "run", "time": 0.0, "step": 0},
+            {"event": "stage_begin", "time": 0.0, "step": 0, "stage": "testing"},
+            {"event": "stage_end", "time": 2.0, "step": 0, "stage": "testing", "seconds": 2.0},
+            {"event": "run", "time": 102.0, "step": step},
+            {"event": "stage_begin", "time": 102.0, "step": step, "stage": "testing"},
+            {"event": "stage_end", "time": 105.0, "step": step, "stage": "testing", "seconds": 3.0},
+            {"event": "generation", "time": 106.0, "step": 1, "spans": [[103.0, 106.0]]},
+        ]
+
+    for step, before in ((0, []), (1, [(0.0, 2.0)])):
+        found, generated, now = recorded(events(step))
+        assert [(span.start, span.end) for span in found] == [*before, (2.0, 5.0)]
+        assert [(span.start, span.end) for span in generated] == [(3.0, 6.0)] and now == 6.0
+
+
 def test_the_configuration_is_flat(viewer: Viewer, run: str) -> None:
     config = viewer.get(f"{run}/config")["config"]
     assert config["algorithm.lam"] == 0.95 and config["trainer.logger"] == ["console"]
