@@ -19,6 +19,8 @@ CHUNK = 1 << 22  # bytes: what was hashed is still in the processor's cache when
 
 
 class HashedFile:
+    """An open file, and the size and hash of what was written to it."""
+
     def __init__(self, stream: BufferedWriter) -> None:
         self.stream, self.sha256, self.size = stream, hashlib.sha256(), 0
 
@@ -33,7 +35,7 @@ class HashedFile:
 
 @contextmanager
 def hashed_file(file: Path) -> Iterator[HashedFile]:
-    """Synced and reported when the block ends. The report is written last: what it names is on the disk."""
+    """A file that is synced and reported when the block ends. The report is last: what it names is on the disk."""
     report_of(file).unlink(missing_ok=True)
     with file.open("wb") as stream:
         opened = HashedFile(stream)

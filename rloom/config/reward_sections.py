@@ -186,8 +186,9 @@ def address_kind(url: str) -> tuple[bool, bool]:
     try:
         parts = urlsplit(url)
         has_secrets = "@" in parts.netloc or bool(parts.query)
-        return has_secrets, parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets or a port that are no address
+        host = (parts.hostname or "").encode("idna")
+        return has_secrets, parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except ValueError:  # brackets, a name or a port that are no address
         return "@" in url or "?" in url, False
 
 

@@ -10,6 +10,7 @@ in about.json when it is opened, and what is damaged or not rloom's is replaced.
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -27,6 +28,7 @@ from rloom.hashed_files import file_sha256, hashed_file, read_report
 
 VARIABLE = "RLOOM_CACHE"
 FORMAT = 1  # a part of every key: raise it when other rows are valid, or when what is written changes
+OWN_NAME = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.[0-9a-f]{16}")  # of a key's folder, and of its draft
 ABOUT, RECORDS, OFFSETS = "about.json", ".records", ".offsets"
 LIMIT_BYTES = 50e9  # the folders that were used last are kept
 ABANDONED_S = 24 * 3600  # an unfinished folder of that age is not being written any more
@@ -84,7 +86,7 @@ class Draft:
 
 
 def key_of(*parts: Any) -> str:
-    """Of everything that the content of a folder depends on, as JSON."""
+    """The name of a folder: a hash of everything that its content depends on, given as JSON values."""
     return hashlib.sha256(json.dumps([FORMAT, *parts], sort_keys=True).encode()).hexdigest()
 
 
@@ -129,14 +131,15 @@ def opened(folder: Path, *, checks: bool = True) -> CachedFolder | None:
             if checks and file_sha256(folder / name) != report["sha256"]:
                 return None
         if checks:
-            os.utime(folder)  # it was used now
+            with suppress(OSError):  # of another user, or on a disk that is mounted read-only
+                os.utime(folder)  # it was used now
         return CachedFolder(facts, {name.stem: Records(folder, name.stem) for name in names if name.suffix == RECORDS})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def new_folder(final: Path | None) -> Path:
-    """In the cache, or where that cannot be written, in the folder for temporary files."""
+    """A new folder in the cache; in the folder for temporary files where the cache cannot be written."""
     if final is not None:
         with suppress(OSError):
             final.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -157,9 +160,11 @@ def publish(draft: Path, final: Path) -> None:
 
 
 def remove_oldest(keep: Path) -> None:
-    """Folders that were not used for the longest time, and what dead processes left unfinished."""
+    """Folders that were not used for the longest time, and drafts of processes that were killed. RLOOM_CACHE may name a
+    folder with other files, which stay."""
     with suppress(OSError):
-        ages = sorted((path.stat().st_mtime, path) for path in keep.parent.iterdir() if path != keep)
+        own = [path for path in keep.parent.iterdir() if OWN_NAME.fullmatch(path.name) and path != keep]
+        ages = sorted((path.lstat().st_mtime, path) for path in own)
         room = LIMIT_BYTES - folder_bytes(keep)
         for used, path in reversed(ages):
             if path.name.startswith("."):

@@ -33,6 +33,7 @@ class Tokenizer(Protocol):
     bos_token: str | None
     eos_token: str | None
     eos_token_id: int | None
+    special_tokens_map: Mapping[str, Any]  # a chat template may use any of them
 
     def __call__(self, text: list[str], *, add_special_tokens: bool, verbose: bool) -> Mapping[str, Any]: ...
 

@@ -127,7 +127,7 @@ def read_prompt_rows(
     try:
         hashes = [_content_of(path, field) for path in paths]
         key = key_of("rows", hashes, asdict(columns), at_most)
-        kept = stored(key, partial(_write_rows, paths, columns, field, at_most))
+        kept = stored(key, partial(_write_rows, paths, hashes, columns, field, at_most))
         sources = [(f"{field}: {path}", rows) for path, rows in zip(paths, kept.facts["rows"], strict=False)]
         return PromptRows(StoredRows(kept.records["rows"]), columns, sources, kept.facts["content"], key)
     except NotJson:
@@ -138,10 +138,18 @@ def read_prompt_rows(
 
 
 def _write_rows(
-    paths: Sequence[str | Path], columns: Columns, field: str, at_most: int | None, draft: Draft
+    paths: Sequence[str | Path],
+    hashes: Sequence[list[Any]],
+    columns: Columns,
+    field: str,
+    at_most: int | None,
+    draft: Draft,
 ) -> dict[str, Any]:
     found, counts = _Checking(columns), list[int]()
     draft.write(("rows",), ((_exact_json(row),) for row in _checked_rows(found, paths, field, at_most, counts)))
+    for path, content in zip(paths, hashes, strict=True):
+        if _content_of(path, field) != content:  # its rows would be found under the key of its former content
+            raise DataError(f"{field}: {path} was changed while it was read; start again when it is complete")
     return {"content": found.content, "rows": counts}
 
 
@@ -234,7 +242,7 @@ class PromptTable(Sequence[Prompt]):
         return Prompt(
             index=index,
             messages=read.messages,
-            text=self.texts[index].decode("utf-8", "surrogatepass"),
+            text=self.texts[index].decode(),
             tokens=self.truncate(tokens, self.limit),
             data_source=read.data_source,
             ground_truth=read.ground_truth,
@@ -302,8 +310,9 @@ def _prompts_key(rows: PromptRows, tokenizer: Tokenizer, custom_chat_template: s
     template = custom_chat_template or tokenizer.chat_template
     today = date.today().isoformat() if "strftime_now" in str(template) else None
     described = sha256(backend.to_str().encode()).hexdigest()
-    specials = [tokenizer.bos_token, tokenizer.eos_token]
-    return key_of("prompts", rows.key, described, specials, template, today, version("transformers"))
+    return key_of(
+        "prompts", rows.key, described, tokenizer.special_tokens_map, template, today, version("transformers")
+    )
 
 
 def _write_prompts(
@@ -316,7 +325,7 @@ def _write_prompts(
         for text, tokens, source in _build_all(rows, build, num_workers):
             sources.append(names.setdefault(source, len(names)))
             texts.add(hash(text))
-            yield text.encode("utf-8", "surrogatepass"), array("i", tokens).tobytes()
+            yield text.encode(), array("i", tokens).tobytes()
 
     draft.write(("texts", "tokens"), records())
     draft.write(("sources",), [(sources.tobytes(),)])
@@ -392,8 +401,13 @@ def _build(rows: Sequence[PromptRow], *, tokenizer: Tokenizer, custom_chat_templ
         assert row.read.messages is not None  # no faults
         try:
             texts.append(render_chat(row.read.messages, tokenizer, custom_chat_template))
+            texts[-1].encode()
         except DataError as error:
             raise DataError(f"{row.placed.place}: {error}") from error
+        except UnicodeEncodeError as error:  # JSON has an escape for half of a surrogate pair
+            raise DataError(
+                f"{row.placed.place}: the prompt is not text ({error.reason}); correct or remove the row"
+            ) from error
     found = []
     for row, text, tokens in zip(rows, texts, tokenize(texts, tokenizer), strict=True):
         if not tokens:

@@ -13,7 +13,7 @@ from rloom.errors import WorkerError
 
 
 class Rank:
-    """In the process of one rank."""
+    """What the process of a rank runs."""
 
     def __init__(self) -> None:
         self.roles = {"rank": self}
@@ -30,12 +30,12 @@ class Rank:
             raise WorkerError(f"rank {self.rank} has {found.flatten().tolist()} instead of {wanted}")
 
     def number(self, *shape: int) -> Tensor:
-        """On each rank another."""
+        """A tensor filled with this rank's number, which is rank + 1."""
         return torch.full(shape, self.rank + 1.0, device=self.device)
 
     @property
     def numbers(self) -> list[float]:
-        """Of all ranks."""
+        """The numbers of all ranks, in their order."""
         return [rank + 1.0 for rank in range(self.ranks)]
 
 
@@ -76,13 +76,13 @@ def broadcast(rank: Rank) -> Found:
 
 
 def all_to_all(rank: Rank) -> Found:
-    """As Ulysses has it."""
+    """The exchange of Ulysses sequence parallelism."""
     group = new_sequence_parallel_group(rank.ranks)
     return exchange(rank.number(rank.ranks), group.group), rank.numbers
 
 
 def point_to_point(rank: Rank) -> Found:
-    """To the next rank, as between the stages of a pipeline."""
+    """A tensor sent to the next rank, as between the stages of a pipeline."""
     received = torch.empty(1, device=rank.device)
     operations = [
         dist.P2POp(dist.isend, rank.number(1), (rank.rank + 1) % rank.ranks),

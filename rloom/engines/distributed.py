@@ -180,7 +180,7 @@ def all_reduce_max(number: int) -> int:
 
 
 def all_gather_objects(own: T) -> list[T]:
-    """Those of all ranks, in their order."""
+    """The objects of all ranks, in the order of the ranks."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
     return found

@@ -256,7 +256,8 @@ class Connection(asyncio.Protocol):
         elif isinstance(event, h11.Data):
             self.parts.append(bytes(event.data))
         elif isinstance(event, h11.EndOfMessage):
-            if self.state.our_state is self.state.their_state is h11.DONE:
+            # what follows the answer would be taken for that of the next request
+            if self.state.our_state is self.state.their_state is h11.DONE and not self.state.trailing_data[0]:
                 self.state.start_next_cycle()
                 self.answered_s = time.monotonic()
             else:
@@ -335,7 +336,8 @@ async def within(limit_s: float, work: Awaitable[T]) -> T:
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """Whether this process, or its machine, is the cause. The lookup of a host's name hides it: so one is opened."""
+    """Whether a connection failed because this process or its machine has no descriptor left. The lookup of a host's
+    name hides that error: so a file is opened."""
     if any(isinstance(cause, OSError) and cause.errno in OUT_OF_DESCRIPTORS for cause in causes(error)):
         return True
     try:

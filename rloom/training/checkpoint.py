@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath
+from secrets import token_hex
 from typing import Any
 
 from rloom.atomic import replace_text, sync
@@ -108,8 +109,8 @@ class Checkpoints:
     ) -> "Saving":
         """`write` writes the folders of the roles into the given folder. `best`: a step that is not pruned. `after` is
         called in another thread, once the checkpoint is complete."""
-        draft = self.directory / f".writing-{PREFIX}{step}"
-        shutil.rmtree(draft, ignore_errors=True)
+        # a name of its own: who still writes into an earlier draft of this step does not reach this one
+        draft = self.directory / f".writing-{PREFIX}{step}.{token_hex(4)}"
         with self.discarded_after_errors(step, draft):
             draft.mkdir(parents=True)
             writing = write(draft) or Writing()
@@ -133,9 +134,9 @@ class Checkpoints:
             for folder in (*(path for path in draft.iterdir() if path.is_dir()), draft):
                 seal(folder)
             draft.rename(self.path(step))
-        sync(self.directory)
-        self.point_to_latest()
-        self.prune(best)
+            sync(self.directory)
+            self.point_to_latest()
+            self.prune(best)
 
     def prune(self, best: int | None = None) -> None:
         steps = self.steps()
@@ -185,11 +186,11 @@ class Checkpoints:
         """Remove folders that a crash left incomplete."""
         for pattern in (f".writing-{PREFIX}*", f"{DISCARDED}*", f"{PREFIX}*/{DISCARDED}*"):
             for path in self.directory.glob(pattern):
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 class Saving:
-    """A checkpoint that is being written. A thread seals it once all of it is written."""
+    """A checkpoint that is being written. A thread seals it when all its files have reports."""
 
     def __init__(
         self,
@@ -384,8 +385,10 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Rename, then delete: a crash leaves no incomplete folder under its original name."""
-    hidden = folder.with_name(f"{DISCARDED}{folder.name}")
-    shutil.rmtree(hidden, ignore_errors=True)
+    """Rename, then delete: a crash leaves no incomplete folder under its original name.
+
+    NFS keeps a file that is deleted while another process reads it, and with it the folder: `clean` removes it later.
+    """
+    hidden = folder.with_name(f"{DISCARDED}{folder.name}.{token_hex(4)}")
     folder.rename(hidden)
-    shutil.rmtree(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)

@@ -166,7 +166,6 @@ class StepLoop(ABC):
                 self.compare_with_best(step, found)
             self.warn_of_skipped_updates(step, metrics)
             self.warn_of_faults(step, metrics)
-            self.check_saving()
             self.save_if_due(step, former, last=last)
             self.stopped = not self.after_step(step, metrics, completed.rows) or self.out_of_patience
             if self.stopped:
@@ -284,10 +283,10 @@ class StepLoop(ABC):
 
     def save_last_step(self) -> str:
         """Save the last completed step, unless an update has begun since."""
-        self.settle()
         if self.state.step == 0:
             return "No step was completed, so there is nothing to save."
         if self.updates != self.updates_at_state:
+            self.settle()
             return f"Stopped in the middle of an update. {self.last_checkpoint()}"
         return f"Stopped after step {self.state.step}, saved in {self.save()}. The same command goes on from there."
 

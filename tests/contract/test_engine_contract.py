@@ -287,7 +287,12 @@ def test_a_save_in_the_background_holds_the_step_at_which_it_began(
         place.mkdir()
     expected = engine.save(waited, EVERYTHING)
     gate, write = threading.Event(), TensorFile.write
-    monkeypatch.setattr(TensorFile, "write", lambda file: (gate.wait(120), write(file))[1])
+
+    def write_later(file: TensorFile) -> None:
+        assert gate.wait(60), "the save held up the next update"
+        write(file)
+
+    monkeypatch.setattr(TensorFile, "write", write_later)
     files = engine.save(background, EVERYTHING, True)
     learn(learner(engine), train_batch(), step=2)
     gate.set()

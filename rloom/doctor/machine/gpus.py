@@ -73,7 +73,7 @@ RUNS: Mapping[str, tuple[Sequence[str], str]] = {
 
 
 class CheckFailed(Exception):
-    """With the reason."""
+    """A check failed. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Runs:
             return subprocess.Popen(child_command("rloom.__main__", "train", *given), stdout=log, stderr=log)
 
     def finish(self, name: str, process: "subprocess.Popen[bytes]") -> str:
-        """Its output."""
+        """Wait for the run; its output."""
         try:
             status = process.wait(RUN_S)
         except subprocess.TimeoutExpired:
@@ -167,8 +167,8 @@ class Runs:
 
     def train_with_a_kill(self, name: str, keys: Sequence[str], expected: str) -> None:
         """SIGKILL to a worker after the first step: the run goes on from its checkpoint."""
-        process, place = self.start(name, keys), self.place(name)
-        while process.poll() is None and not (place / "global_step_1").is_dir():
+        process, place, until = self.start(name, keys), self.place(name), time.monotonic() + RUN_S
+        while process.poll() is None and not (place / "global_step_1").is_dir() and time.monotonic() < until:
             time.sleep(0.05)
         found = re.search(r"worker 1: process (\d+) ", self.log(name).read_text(errors="replace"))
         if process.poll() is None and found is not None:

@@ -171,7 +171,7 @@ def test_a_signal_to_the_sweep_ends_its_run(
 def test_signals_of_a_scheduler_of_torchrun_and_of_the_sweep_are_one_interrupt_and_ctrl_c_twice_is_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told, now = list[int](), [0.0]
+    told, now, before = list[int](), [0.0], [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr("rloom.interrupts.time", SimpleNamespace(monotonic=lambda: now[0]))
     with deferred_interrupt(told.append):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):  # torchrun sends a second SIGTERM
@@ -183,6 +183,7 @@ def test_signals_of_a_scheduler_of_torchrun_and_of_the_sweep_are_one_interrupt_a
     with deferred_interrupt(told.append), pytest.raises(KeyboardInterrupt):
         for _ in range(2):
             signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_run_is_a_process_whose_exit_code_counts(tmp_path: Path) -> None:

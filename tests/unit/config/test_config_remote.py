@@ -50,7 +50,9 @@ def test_a_url_with_credentials_is_refused_without_repeating_it(url: str) -> Non
     assert "sek" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["a:5000/x", "localhost", "ftp://a/x", "http://", "http://a:99999/x", "my_reward.py"])
+@pytest.mark.parametrize(
+    "url", ["a:5000/x", "localhost", "ftp://a/x", "http://", "http://a:99999/x", "http://a..b/x", "my_reward.py"]
+)
 def test_a_text_that_is_no_url_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match=r"it is not a URL; use one such as http://127\.0\.0\.1:5000/get_reward"):
         checked(f"{URLS}='{url}'")

@@ -1,18 +1,21 @@
 """Rows and tokens of a data file are computed once: kept by content, rebuilt where damaged, read when needed."""
 
+import copy
 import json
 import os
 import threading
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer as FastTokenizer
 
 from rloom.data import cache, prompts
-from rloom.data.cache import CachedFolder, Draft, stored
+from rloom.data.cache import CachedFolder, Draft, key_of, stored
 from rloom.data.prompts import PromptTable, load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
 from rloom.errors import DataError
@@ -92,6 +95,61 @@ def test_another_limit_tokenizes_nothing_and_another_template_or_row_does(
     assert [prompt.text for prompt in load(file, tokenizer)] == [">ef<"] == tokenized
 
 
+def test_what_rows_and_tokens_depend_on_belongs_to_their_keys(
+    folder: Path, file: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def texts(template: str | None = None) -> list[str]:
+        return [prompt.text for prompt in load(file, tokenizer, custom_chat_template=template)]
+
+    assert len(read_prompt_rows(file, Columns(), max_samples=None)) == 4
+    assert len(read_prompt_rows(file, Columns(), max_samples=2)) == 2
+    with pytest.raises(DataError, match="has nothing under 'question'"):
+        read_prompt_rows(file, Columns(prompt_key="question"), max_samples=None)
+    assert texts("{{ strftime_now('%Y') }}")[0] == str(date.today().year)
+
+    class Later(date):
+        @classmethod
+        def today(cls) -> date:
+            return date(2199, 12, 31)
+
+    monkeypatch.setattr(prompts, "date", Later)
+    written = len(list(folder.iterdir()))
+    texts("{{ strftime_now('%Y') }}")
+    assert len(list(folder.iterdir())) == written + 1, "a template that writes today's date"
+    assert load(file, tokenizer)[0].tokens == load(file, reversed_ids(tokenizer))[0].tokens[::-1]
+
+
+def reversed_ids(tokenizer: Any) -> Any:
+    """The first and the last token of "<ab>" have each other's number."""
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    numbers = description["model"]["vocab"]
+    numbers[">"], numbers["<"] = numbers["<"], numbers[">"]
+    numbers["a"], numbers["b"] = numbers["b"], numbers["a"]
+    other = copy.copy(tokenizer)
+    other._tokenizer = FastTokenizer.from_str(json.dumps(description))
+    return other
+
+
+def test_the_digest_is_that_of_the_prompts_that_a_run_uses(folder: Path, file: Path, tokenizer: Any) -> None:
+    for limit in (8, 3, 8):
+        found = load(file, tokenizer, limit=limit)
+        assert prompts_record(found) == {"rows": len(found), "content": content_of(list(found))}
+
+
+def test_values_are_those_of_the_file_bit_for_bit(folder: Path, file: Path, tokenizer: Any) -> None:
+    """Also half of a surrogate pair, which is no UTF-8."""
+    file.write_text(json.dumps(row("ab", extra_info={"x": [1, 1.0, True, "\ud83d"]})) + "\n")
+    for _ in range(2):
+        (prompt,) = load(file, tokenizer)
+        assert prompt.text == ">ab<" and repr(prompt.extra_info) == "{'x': [1, 1.0, True, '\\ud83d']}"
+
+
+def test_a_prompt_with_half_of_a_surrogate_pair_is_named(folder: Path, file: Path, tokenizer: Any) -> None:
+    file.write_text(json.dumps(row("ab")) + "\n" + json.dumps(row("\ud83d")) + "\n")
+    with pytest.raises(DataError, match=r"row 1 \(counting from 0\): the prompt is not text \(surrogates not"):
+        load(file, tokenizer)
+
+
 def test_a_row_is_read_from_the_cache_and_not_from_a_file_that_was_changed(
     folder: Path, file: Path, tokenizer: Any
 ) -> None:
@@ -102,7 +160,7 @@ def test_a_row_is_read_from_the_cache_and_not_from_a_file_that_was_changed(
     )
 
 
-@pytest.mark.parametrize("damage", ["shorter", "another byte", "no facts", "a file", "a link"])
+@pytest.mark.parametrize("damage", ["shorter", "another byte", "offsets", "no facts", "a file", "a link"])
 def test_what_is_damaged_or_foreign_is_rebuilt(
     folder: Path, file: Path, tokenizer: Any, tokenized: list[str], tmp_path: Path, damage: str
 ) -> None:
@@ -115,6 +173,9 @@ def test_what_is_damaged_or_foreign_is_rebuilt(
             content = bytearray(records.read_bytes())
             content[0] ^= 1
             records.write_bytes(content)
+        elif damage == "offsets":
+            for offsets in entry.glob("*.offsets"):
+                offsets.write_bytes(bytes(offsets.stat().st_size))
         elif damage == "no facts":
             (entry / "about.json").write_text("[]")
         elif damage in ("a file", "a link"):
@@ -156,18 +217,79 @@ def test_a_write_that_fails_leaves_nothing(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_the_folders_that_were_used_last_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(draft: Draft) -> dict[str, Any]:
-        draft.write(("rows",), [(b"x" * 10_000,)])
-        return {}
+def write_10_kb(draft: Draft) -> dict[str, Any]:
+    draft.write(("rows",), [(b"x" * 10_000,)])
+    return {}
 
+
+def test_the_folders_that_were_used_last_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "LIMIT_BYTES", 35_000)
-    for age, key in enumerate(("first", "second", "third")):
-        stored(key, write)
+    first, second, third, fourth = (key_of(number) for number in range(4))
+    for age, key in enumerate((first, second, third)):
+        stored(key, write_10_kb)
         os.utime(folder / key, (age, age))
-    stored("first", write)  # used again
-    stored("fourth", write)
-    assert sorted(path.name for path in folder.iterdir()) == ["first", "fourth", "third"]
+    stored(first, write_10_kb)  # used again
+    stored(fourth, write_10_kb)
+    assert {path.name for path in folder.iterdir()} == {first, third, fourth}
+
+
+def test_only_folders_of_the_cache_are_removed_from_a_folder_with_other_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "LIMIT_BYTES", 15_000)
+    abandoned = f".{key_of(0)}.{'0' * 16}"
+    for name in (".ssh", "models", key_of(0), abandoned, f"{abandoned}.backup"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_bytes(b"x" * 20_000)
+        os.utime(folder / name, (0, 0))
+    stored(key_of(1), write_10_kb)
+    assert {path.name for path in folder.iterdir()} == {".ssh", "models", f"{abandoned}.backup", key_of(1)}
+
+
+def test_a_draft_that_another_run_may_be_writing_is_left(folder: Path) -> None:
+    draft = folder / f".{key_of(0)}.{'0' * 16}"
+    draft.mkdir(parents=True)
+    stored(key_of(1), write_10_kb)
+    assert draft.is_dir()
+
+
+def test_a_folder_of_another_user_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored("key", write_10_kb)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")  # or EROFS
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert stored("key", lambda draft: pytest.fail("written again")).records["rows"][0] == b"x" * 10_000
+
+
+def test_rows_of_a_file_that_changes_while_it_is_read_are_not_kept(
+    folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, read = file.read_bytes(), prompts.iter_rows
+
+    def changed_before(path: Path, at_most: int | None) -> Iterator[Any]:
+        path.write_text(json.dumps(row("of another file")) + "\n")
+        return read(path, at_most)
+
+    monkeypatch.setattr(prompts, "iter_rows", changed_before)
+    with pytest.raises(DataError, match=r"rows\.jsonl was changed while it was read; start again"):
+        read_prompt_rows(file, Columns(), max_samples=None)
+    monkeypatch.undo()
+    monkeypatch.setenv("RLOOM_CACHE", str(folder))
+    file.write_bytes(first)
+    assert len(read_prompt_rows(file, Columns(), max_samples=None)) == 4
+
+
+def test_any_special_token_that_a_chat_template_uses_belongs_to_the_key(
+    folder: Path, file: Path, tokenizer: Any
+) -> None:
+    template = "{{ pad_token }}{{ messages[0].content }}"
+    found, other = [], copy.copy(tokenizer)
+    for pad in ("<", ">"):
+        other.pad_token = pad
+        found.append(load(file, other, custom_chat_template=template)[1].text)
+    assert found == ["<c", ">c"]
 
 
 def test_without_a_cache_a_temporary_file_serves(tmp_path: Path, file: Path, tokenizer: Any, monkeypatch: Any) -> None:

@@ -138,6 +138,7 @@ def test_a_half_deleted_folder_is_no_obstacle_to_the_next_deletion(checkpoints: 
     save(checkpoints, 1)
     write(checkpoints.directory / ".discarded-global_step_1")
     discard(checkpoints.path(1))
+    checkpoints.clean()
     assert sorted(path.name for path in checkpoints.directory.iterdir()) == [LATEST]
 
 

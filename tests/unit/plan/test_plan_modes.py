@@ -52,6 +52,30 @@ def test_answers_begun_ahead_fill_the_decode_steps_of_the_longest_one() -> None:
     assert longest_answers(1024, 8, running=8192, ahead=0) == longest_answers(64, 8, running=512, ahead=0)
 
 
+def test_the_mean_of_the_assumed_lengths() -> None:
+    steps = 10_000
+    assert pytest.approx(sum(64 ** -((one + 0.5) / steps) for one in range(steps)) / steps, rel=1e-6) == modes.MEAN
+
+
+def test_answers_that_run_at_a_time_are_bounded_by_the_work_the_key_and_the_cache(
+    keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """512 answers a step on one GPU, twice as many with a batch ahead."""
+    running: list[int] = []
+    monkeypatch.setattr(modes, "longest_answers", lambda groups, answers, one, ahead: running.append(one) or 1.0)
+
+    def found(gpu_bytes: float, *more: str) -> list[int]:
+        running.clear()
+        mode_times(load_config([*keys, *more]), gpu_bytes)
+        return running[:2]  # sync, colocate_async
+
+    many = "actor_rollout_ref.rollout.max_num_seqs=4096"
+    assert found(1e15, many) == [512, 1024]
+    assert found(1e15, "actor_rollout_ref.rollout.max_num_seqs=100") == [100, 100]
+    waits, ahead = found(GPU / 2, many)
+    assert waits == 512 < ahead < 1024, "the cache has no room for twice as many"
+
+
 def test_on_workers_of_its_own_generation_and_training_take_the_time_of_the_longer_one(
     keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

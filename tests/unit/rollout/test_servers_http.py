@@ -2,7 +2,12 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
+import pytest
+
+from rloom.net import http as net
 from rloom.net.http import Refused, Unreachable
 from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.trtllm import TrtllmApi
@@ -42,7 +47,7 @@ def test_a_request_leaves_no_connection_open_wherever_it_is_cancelled() -> None:
     assert [number for number, (_, left) in enumerate(found) if left] == []
 
 
-def answers_of(*replies: bytes | None) -> list[bytes | str]:
+def answers_of(*replies: bytes | None, in_pieces: bool = True) -> list[bytes | str]:
     """What the client gets for one request after the other, by a server that sends these, one for each request. None:
     it closes the connection. After the answers: the number of connections that the server has had."""
 
@@ -54,7 +59,7 @@ def answers_of(*replies: bytes | None) -> list[bytes | str]:
             accepted += 1
             while left and await reader.read(1_000):
                 reply = left.pop(0)
-                for part in (reply or b"").splitlines(keepends=True):  # in pieces
+                for part in (reply or b"").splitlines(keepends=True) if in_pieces else [reply or b""]:
                     writer.write(part)
                     await writer.drain()
                     await asyncio.sleep(0)
@@ -83,6 +88,93 @@ def test_a_body_has_a_length_or_comes_in_chunks_or_ends_with_the_connection() ->
     length = head + b"Content-Length: 4\r\n\r\na\nbc"
     chunks = head + b"Transfer-Encoding: chunked\r\n\r\n2\r\na\n\r\n2\r\nbc\r\n0\r\n\r\n"
     assert answers_of(length, length, chunks, length, head + b"\r\na\nbc") == [b"a\nbc"] * 5 + ["1"]
+
+
+def test_an_interim_answer_is_passed_over() -> None:
+    final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    for interim in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"):
+        assert answers_of(interim + final, final) == [b"ok", b"ok", "1"]
+
+
+def test_what_follows_an_answer_is_not_the_answer_to_the_next_request() -> None:
+    """A server or a proxy that answers twice: the connection is not used again."""
+    first, second = (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n" + text for text in (b"one", b"two"))
+    for follows in (first, b"x"):
+        assert answers_of(first + follows, second, in_pieces=False) == [b"one", b"two", "2"]
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    monkeypatch.setattr(net, "KEEP_ALIVE_S", 0.0)
+    assert answers_of(answer, answer) == [b"ok", b"ok", "2"]
+
+
+def test_a_redirection_is_no_success() -> None:
+    found = answers_of(b"HTTP/1.1 307 Moved\r\nLocation: /x\r\nContent-Length: 2\r\n\r\nok")
+    assert found == ["answered with HTTP status 307: ok", "1"]
+
+
+def test_a_request_has_the_path_of_the_address_its_own_and_a_time_limit() -> None:
+    """The server answers the first request, says something that nobody asked for, and answers no second request."""
+
+    async def ask() -> tuple[list[bytes], str]:
+        heads: list[bytes] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            if len(heads) == 1:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                await writer.drain()
+                await answered.wait()
+                writer.write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+            await reader.read()
+
+        answered, served, direct = asyncio.Event(), Connections(serve), net.DirectConnections()
+        server = await asyncio.start_server(served.begin, "127.0.0.1")
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/one/"
+        send = partial(direct.send, url, "/two?x=1", method="GET", headers={"A": "b"}, body=b"")
+        assert await send(limit_s=60.0) == b"ok"
+        (idle,) = direct.idle[url]
+        answered.set()
+        while idle.is_open:
+            await asyncio.sleep(0)
+        with pytest.raises(Unreachable) as late:
+            await send(limit_s=0.2)
+        await direct.close()
+        await served.end(server)
+        return heads, str(late.value)
+
+    heads, late = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert [head.split(b"\r\n")[0] for head in heads] == [b"GET /one/two?x=1 HTTP/1.1"] * 2
+    assert late == "did not answer /two?x=1 in 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("url", "reached"),
+    [
+        ("https://a.example", ("a.example", 443, True)),
+        ("http://a.example", ("a.example", 80, None)),
+        ("http://[::1]:8000/v1", ("::1", 8000, None)),
+    ],
+)
+def test_an_address_without_a_port_has_that_of_its_scheme(url: str, reached: tuple[Any, ...]) -> None:
+    async def connect() -> tuple[Any, ...]:
+        found: list[tuple[Any, ...]] = []
+
+        async def create(make: Any, host: str, port: int, *, ssl: Any) -> tuple[None, None]:
+            found.append((host, port, ssl))
+            return None, None
+
+        asyncio.get_running_loop().create_connection = create  # type: ignore[method-assign, assignment]
+        await net.open_connection(url, asyncio.Protocol)
+        return found[0]
+
+    assert asyncio.run(connect()) == reached
+
+
+def test_headers_without_end_are_no_answer() -> None:
+    found = answers_of(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000 + b"\r\nContent-Length: 2\r\n\r\nok")
+    assert found[0] == "gave no answer to /health (RemoteProtocolError: Receive buffer too long)"
 
 
 def test_a_connection_that_ends_before_the_answer_does_is_no_answer() -> None:

@@ -112,6 +112,29 @@ def test_rows_that_lie_in_several_pieces_arrive_in_the_order_of_the_share() -> N
             assert torch.equal(found.columns[name], tensor) and found.columns[name].dtype == tensor.dtype
 
 
+def test_a_column_that_was_computed_again_is_sent_again_and_columns_of_a_share_are_its_own() -> None:
+    batch, shares = a_batch(), [[1, 2], [0]]
+    store = BatchStore(Sent([Echo(), Echo()]), batch.length_N, [[0, 1], [2, 3, 4, 5, 6, 7]])
+    store.rows(batch, shares)
+    other = replace(batch, advantages_T=batch.advantages_T + 1)
+    more = [
+        {"values_T": torch.full((int(batch.length_N[share].sum()),), float(number))}
+        for number, share in enumerate(shares)
+    ]
+    own = replace(other, values_T=None)
+    for number, named in enumerate(store.rows(own, shares, more)):
+        found = opened(bytes(numbered(1, named)))[1]().make()
+        assert torch.equal(found.advantages_T, other.select(shares[number]).advantages_T)
+        assert torch.equal(found.values_T, more[number]["values_T"])
+
+
+def test_a_tensor_from_shared_memory_can_be_written_to_and_others_do_not_see_it() -> None:
+    stored = SharedMemory({"x": torch.arange(3)})
+    first, second = stored.get()["x"], stored.get()["x"]
+    first.add_(1)
+    assert (first.tolist(), second.tolist()) == ([1, 2, 3], [0, 1, 2])
+
+
 def test_a_worker_reads_one_piece_in_all_updates_of_an_epoch() -> None:
     batch = a_batch()
 

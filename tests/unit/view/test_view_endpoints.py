@@ -11,6 +11,7 @@ from rloom.doctor.run.samples import Samples
 from rloom.runs.run_folder import RunFolder
 from rloom.view.run_cache import RunHandle
 from rloom.view.runs import elapsed_seconds
+from rloom.view.timeline import GENERATION, SYNC, TRAINING, WAITING, Span, idle_shares, recorded
 from tests.view_client import Viewer, viewing
 from tests.view_runs import (
     ANSWERS,
@@ -146,6 +147,51 @@ def test_the_timeline_has_the_stages_of_some_steps_and_idle_shares(viewer: Viewe
     assert viewer.fault(f"{run}/timeline?first=-1")[0] == 400
     assert viewer.fault(f"{run}/timeline?first=3&last=2")[0] == 400
     assert viewer.fault(f"{run}/timeline?first=1&last=201")[0] == 400
+
+
+def test_idle_shares_by_hand() -> None:
+    """Engines: 2 s of generation and 1 s of validation. Trainer: 2 s of an update, in which another stage lies, 1 s of
+    weight sync and 1 s of a save. A reward uses neither."""
+    spans = [
+        Span("gen", 1, 10.0, 12.0, GENERATION),
+        Span("testing", 1, 12.0, 13.0),
+        Span("reward", 1, 13.0, 14.0, WAITING),
+        Span("update_actor", 1, 14.0, 16.0, TRAINING),
+        Span("probe", 1, 14.5, 15.0, TRAINING),
+        Span("update_weights", 1, 16.0, 17.0, SYNC),
+        Span("save_checkpoint", 1, 18.0, 19.0),
+    ]
+    found = idle_shares(spans, 10.0, 20.0, is_recorded=True)
+    assert found == {"engines": pytest.approx(0.7), "trainer": pytest.approx(0.6), "both": pytest.approx(0.3)}
+
+
+def test_a_stage_inside_of_one_with_its_name_ends_first() -> None:
+    names, times = ("begin", "begin", "end", "end"), (0.0, 2.0, 3.0, 10.0)
+    events = [{"event": "run", "time": 0.0, "step": 0}] + [
+        {"event": f"stage_{name}", "time": time, "step": 1, "stage": "gen", "seconds": 1.0 if time == 3.0 else 10.0}
+        for name, time in zip(names, times, strict=True)
+    ]
+    assert [(span.start, span.end) for span in recorded(events)[0]] == [(0.0, 10.0), (2.0, 3.0)]
+
+
+def test_another_process_goes_on_where_the_one_before_ended() -> None:
+    """100 s lie between them. From step 0 on it repeats the validation before the first step."""
+
+    def events(step: int) -> list[dict[str, Any]]:
+        return [
+            {"event": "run", "time": 0.0, "step": 0},
+            {"event": "stage_begin", "time": 0.0, "step": 0, "stage": "testing"},
+            {"event": "stage_end", "time": 2.0, "step": 0, "stage": "testing", "seconds": 2.0},
+            {"event": "run", "time": 102.0, "step": step},
+            {"event": "stage_begin", "time": 102.0, "step": step, "stage": "testing"},
+            {"event": "stage_end", "time": 105.0, "step": step, "stage": "testing", "seconds": 3.0},
+            {"event": "generation", "time": 106.0, "step": 1, "spans": [[103.0, 106.0]]},
+        ]
+
+    for step, before in ((0, []), (1, [(0.0, 2.0)])):
+        found, generated, now = recorded(events(step))
+        assert [(span.start, span.end) for span in found] == [*before, (2.0, 5.0)]
+        assert [(span.start, span.end) for span in generated] == [(3.0, 6.0)] and now == 6.0
 
 
 def test_the_configuration_is_flat(viewer: Viewer, run: str) -> None:
