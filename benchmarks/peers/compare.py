@@ -88,7 +88,9 @@ def write_model(folder: Path, shape: str, dtype: torch.dtype) -> None:
     ids = {"<pad>": 0} | {str(token): token for token in range(1, size)} | {"<end>": size}
     words = Tokenizer(models.WordLevel(ids, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>").save_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<pad>")
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(folder)
 
 
 def run(name: str, work: Work, venvs: Path, logs: Path) -> tuple[Result | None, Work]:

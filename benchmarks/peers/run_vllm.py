@@ -11,9 +11,9 @@ from work import Result, Work, read_work, versions, write_result
 
 
 def settings(work: Work) -> dict[str, Any]:
-    return {
+    graphs = {"max_cudagraph_capture_size": work.sequences} if work.on_gpu else {"enforce_eager": True}
+    return graphs | {
         "gpu_memory_utilization": 0.9,
-        "enforce_eager": not work.on_gpu,
         "max_num_seqs": work.sequences,
         "max_model_len": work.prompt_tokens + work.new_tokens,
     }
