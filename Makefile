@@ -32,7 +32,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 REPORT := build/tests.xml
 
-.PHONY: runtime megatron ray wandb swanlab mlflow trackio setup check style types rules quick test tests durations test-long test-gpu test-multi-gpu test-vllm test-vllm-setup bench bench-gpu docs docs-pages docs-serve clean
+.PHONY: runtime megatron ray wandb swanlab mlflow trackio setup check style types rules quick test tests durations test-long test-gpu test-multi-gpu test-vllm test-vllm-setup bench bench-gpu bench-peers docs docs-pages docs-serve clean
 
 runtime: $(RUNTIME)
 megatron ray wandb swanlab mlflow trackio: %: $(VENV)/.extra-%
@@ -127,6 +127,14 @@ bench-gpu:
 	$(PYTHON) benchmarks/training.py --shape qwen2.5-0.5b
 	$(PYTHON) benchmarks/step.py --shape qwen2.5-0.5b
 	$(PYTHON) benchmarks/algorithms.py
+
+# other programs on the same work, each in an environment of its own, which is made at the first use. On a CPU:
+# make bench-peers PEERS=trl WORK="--shape tiny-qwen3 --prompts 4 --prompt_tokens 16 --new_tokens 16 --rows 8"
+PEERS ?= trl trl-bf16 trl-vllm areno
+WORK ?=
+
+bench-peers:
+	$(PYTHON) benchmarks/peers/compare.py --peers $(PEERS) $(WORK)
 
 docs: docs-pages
 	$(MKDOCS) build --strict

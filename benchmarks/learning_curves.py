@@ -19,7 +19,8 @@ ACCURACY = "val-core/math_reasoning/acc/mean@1"
 Curve = dict[int, float]
 
 
-def train(directory: Path, estimator: str, seed: int, overrides: list[str]) -> Curve:
+def train(directory: Path, estimator: str, seed: int, overrides: list[str]) -> list[dict[str, float]]:
+    """The records of a run in a process of its own, on one thread, validated every fourth step."""
     command = [sys.executable, "-m", "rloom.trainer.main_ppo", f"algorithm.adv_estimator={estimator}"]
     keys = [
         f"data.seed={seed}",
@@ -30,7 +31,10 @@ def train(directory: Path, estimator: str, seed: int, overrides: list[str]) -> C
     with (directory.parent / f"{directory.name}.log").open("w") as log:
         one_thread = {**environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([*command, *keys, *overrides], stdout=log, stderr=log, check=True, env=one_thread)
-    records = read_metrics(directory / METRICS_FILE)
+    return read_metrics(directory / METRICS_FILE)
+
+
+def accuracies(records: list[dict[str, float]]) -> Curve:
     return {int(record["step"]): record[ACCURACY] for record in records if ACCURACY in record}
 
 
@@ -61,7 +65,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     runs = [(estimator, seed) for estimator in given.estimators for seed in given.seeds]
     with ThreadPoolExecutor(given.at_once) as pool:
-        found = list(pool.map(lambda run: train(given.out / f"{run[0]}-{run[1]}", *run, overrides), runs))
+        found = list(pool.map(lambda run: accuracies(train(given.out / f"{run[0]}-{run[1]}", *run, overrides)), runs))
     curves: dict[str, list[Curve]] = {}
     for (estimator, _), curve in zip(runs, found, strict=True):
         curves.setdefault(estimator, []).append(curve)

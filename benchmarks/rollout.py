@@ -1,24 +1,19 @@
 """Rollout speed: the native engine beside its peers, same shape, prompts and lengths, same run.
 
-    python benchmarks/rollout.py --shape qwen2.5-0.5b --sequences 1024 --engines native hf vllm --spread 50
-    python benchmarks/rollout.py --shape qwen2.5-1.5b --new_tokens 8192 --skewed 100 --mixed_only --engines native vllm
+    python benchmarks/rollout.py --shape qwen2.5-0.5b --sequences 1024 --engines native hf --spread 50
+    python benchmarks/rollout.py --shape qwen2.5-1.5b --new_tokens 8192 --skewed 100 --mixed_only --engines native
     python benchmarks/rollout.py [--model embedded] [--prompts 64]
 
 With --shape: random weights and prompts, every answer as long as told. With --model: a real model and real prompts,
-each answer as long as it is written. Every engine returns the log-prob of each token.
+each answer as long as it is written. Every engine returns the log-prob of each token. vLLM: benchmarks/peers.
 """
 
 import argparse
-import json
 import math
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from hf_peer import HfGenerate
 from measuring import machine, note, outside_gib, peak_gib, pick_device, release, table
@@ -48,8 +43,8 @@ from rloom.packing import MicroBatching
 from rloom.rollout.base import Request, Rollout, Sampling
 from rloom.rollout.native.engine import NativeRollout
 
-ENGINES = ("native", "hf", "vllm")
-IN_TURN = ("vllm", "hf", "native")  # vLLM wants an empty GPU, and native keeps its cache until the process ends
+ENGINES = ("native", "hf")
+IN_TURN = ("hf", "native")  # native keeps its cache until the process ends
 GRAPHS_KEY = "actor_rollout_ref.rollout.enforce_eager"
 
 
@@ -184,38 +179,12 @@ def measure_shape(given: argparse.Namespace) -> list[Result]:
     cases = shape_cases(given)
     results = []
     for name in (name for name in IN_TURN if name in given.engines):
-        results += measure_vllm(given, cases) if name == "vllm" else measure_engine(name, builders[name], cases, given)
+        results += measure_engine(name, builders[name], cases, given)
     return results
 
 
-def measure_vllm(given: argparse.Namespace, cases: Sequence[Case]) -> list[Result]:
-    """Its own failure costs its rows, not the run."""
-    job = {
-        **{name: vars(given)[name] for name in ("shape", "sequences", "answers", "prompt_tokens", "new_tokens")},
-        "repeat": given.peer_repeat,
-        "eager": given.eager,
-        "gpu_memory_utilization": 0.9,
-        "cases": [{"name": case.name, "new_tokens": case.new_tokens, "seed": case.seed} for case in cases],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        job_file, result_file = Path(folder, "job.json"), Path(folder, "result.json")
-        job_file.write_text(json.dumps(job))
-        peer = Path(__file__).with_name("vllm_peer.py")
-        command = [given.vllm_python, str(peer), str(job_file), str(result_file)]
-        ended = subprocess.run(command, stdout=sys.stderr, check=False)
-        if ended.returncode or not result_file.is_file():
-            note(f"vllm: no figures, {' '.join(command[:2])} ended with {ended.returncode}")
-            return []
-        found = json.loads(result_file.read_text())
-    note(f"vLLM {found['version']}")
-    return [
-        Result("vllm", case, one["tokens"], one["seconds"], one["warm_up_s"], found["memory_gib"])
-        for case, one in zip(cases, found["cases"], strict=True)
-    ]
-
-
 def measure_model(given: argparse.Namespace) -> list[Result]:
-    configs = {name: configure(given, name) for name in IN_TURN if name in given.engines and name != "vllm"}
+    configs = {name: configure(given, name) for name in IN_TURN if name in given.engines}
     config = next(iter(configs.values()))
     tokenizer = load_tokenizer(policy_source(config))
     network = policy_network(config)
@@ -290,12 +259,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer_repeat", type=int, default=1, help="repetitions of the slower peers (%(default)s)")
     parser.add_argument("--prefill_tokens", type=int, default=16384, help="in one pass of native (%(default)s)")
     parser.add_argument("--memory_share", type=float, default=0.8, help="for the cache of native (%(default)s)")
-    parser.add_argument("--vllm_python", default=sys.executable, metavar="PYTHON", help="that can import vllm")
     given = parser.parse_args()
     if given.new_tokens is None:
         given.new_tokens = 512 if given.shape else 48
-    if not given.shape and "vllm" in given.engines:
-        parser.error("--engines vllm: it is measured by --shape, with random weights")
     if given.mixed_only and not (given.spread or given.skewed):
         parser.error("--mixed_only leaves no case; add --spread or --skewed")
     if given.shape and given.sequences % given.answers:
@@ -321,8 +287,7 @@ def main() -> None:
     if given.shape and device.type == "cuda":
         print(
             f"\nFloor: weights and cache read at {given.bandwidth / 1e12:.1f} TB/s, plus products at "
-            f"{given.matrix_rate / 1e12:.0f} TFLOP/s, each prompt read once. Warm-up: the first call; vllm's with the "
-            "start of its engine. Peak of vllm: what it reserved."
+            f"{given.matrix_rate / 1e12:.0f} TFLOP/s, each prompt read once. Warm-up: the first call."
         )
 
 

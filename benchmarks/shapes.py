@@ -20,7 +20,7 @@ MATRIX_RATE = 700e12  # FLOP/s
 PEAK_FLOPS = 989e12  # FLOP/s, dense bfloat16
 
 NUMBER_BYTES = 2  # bfloat16, of weights and cache alike
-ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,24 @@ class Shape:
     rope_theta: float = 1e6
     rms_eps: float = 1e-6
     context: int = 32768
+    head: int | None = None  # None: hidden / heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head or self.hidden // self.heads
 
     @property
     def kv_size(self) -> int:
         """Numbers of one token's keys, or values, in one layer."""
-        return self.kv_heads * self.hidden // self.heads
+        return self.kv_heads * self.head_size
 
     @property
     def parameters(self) -> int:
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_size
-        biases = self.hidden + 2 * self.kv_size if self.family == "qwen2" else 0
-        layer = attention + biases + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        queries = self.heads * self.head_size
+        attention = 2 * self.hidden * queries + 2 * self.hidden * self.kv_size
+        biases = queries + 2 * self.kv_size if self.family == "qwen2" else 0
+        norms = 2 * self.hidden + (2 * self.head_size if self.family == "qwen3" else 0)
+        layer = attention + biases + 3 * self.hidden * self.intermediate + norms
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return self.layers * layer + self.hidden + embeddings
 
@@ -72,6 +79,7 @@ class Shape:
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_size,
             "vocab_size": self.vocabulary,
             "tie_word_embeddings": self.tied,
             "rope_theta": self.rope_theta,
@@ -89,8 +97,10 @@ SHAPES = {
     "qwen2.5-0.5b": Shape("qwen2", 896, 4864, 24, 14, 2, 151936, tied=True),
     "qwen2.5-1.5b": Shape("qwen2", 1536, 8960, 28, 12, 2, 151936, tied=True),
     "qwen2.5-7b": Shape("qwen2", 3584, 18944, 28, 28, 4, 152064, tied=False),
+    "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 151936, tied=True, context=40960, head=128),
     "smollm2-135m": Shape("llama", 576, 1536, 30, 9, 3, 49152, tied=True, rope_theta=1e5, rms_eps=1e-5, context=8192),
     "tiny": Shape("qwen2", 64, 192, 2, 4, 2, 512, tied=True, context=2048),  # for a CPU, and for tests
+    "tiny-qwen3": Shape("qwen3", 64, 192, 2, 4, 2, 512, tied=True, context=2048, head=32),
 }
 
 

@@ -58,10 +58,6 @@ from rloom.types import Prompt, SampleGroup, Score
 
 STAGES = ("generation", "reward and pack", "advantages", "update", "weights", "dump")
 TEXT = "The answer is 42, since 6 times 7 is 42. " * 50  # 2,050 characters: 512 tokens of English
-TRL = (
-    "TRL 1.16 took 68 s with its own generation and 70 s with vLLM colocated for 128 prompts × 8 answers × 512 tokens\n"
-    "of the 0.5B shape (micro-batch 32, gradient checkpointing): measured elsewhere on the same kind of GPU, one H200."
-)
 
 
 class RandomScores:
@@ -278,7 +274,6 @@ def main() -> None:
     sizes = [entry.bytes / 2**20 for entry in Index(folder).entries.values()]
     if sizes:
         print(f"A dump has {max(sizes):.2f} MiB, {max(sizes) * 2**20 / tokens:.2f} bytes a token.")
-    print(TRL)
 
 
 if __name__ == "__main__":

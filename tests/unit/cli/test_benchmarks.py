@@ -21,6 +21,7 @@ SMALL = ["--shape", "tiny", "--prompt_tokens", "8", "--new_tokens", "6", "--repe
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
     return importlib.import_module
 
 
@@ -155,7 +156,10 @@ def test_the_step_benchmark_runs_on_a_cpu(run: Callable[..., str]) -> None:
     assert gap < 1e-5  # float32: what was sampled is what is trained on
 
 
-@pytest.mark.parametrize("script", sorted(file.stem for file in BENCHMARKS.glob("*.py")))
+HERE = [*BENCHMARKS.glob("*.py"), *(BENCHMARKS / "peers" / f"{name}.py" for name in ("compare", "run_rloom"))]
+
+
+@pytest.mark.parametrize("script", sorted(file.stem for file in HERE))
 def test_every_script_imports_names_that_exist(load: Any, script: str) -> None:
     assert load(script)
 
@@ -179,3 +183,56 @@ def test_the_reward_benchmark_runs_in_small() -> None:
         "a process pool, a call per sample",
         "a loop in this process",
     ]
+
+
+def small_work(load: Any, **changed: Any) -> Any:
+    sizes = {"prompts": 2, "answers": 2, "prompt_tokens": 3, "new_tokens": 6, "steps": 1, "rows": 2}
+    kept = {"kind": "step", "model": "", "shape": "tiny-qwen3", "shortest": None, "skewed": False}
+    return load("work").Work(**{**kept, **sizes, "weights": "float32", "on_gpu": False, **changed})
+
+
+def test_the_reward_of_the_comparison_is_the_parity_of_the_ids(load: Any) -> None:
+    parity = load("parity")
+    assert parity.as_text([2, 100, 511]) == "2 100 511"
+    assert parity.compute_score("", "2 100 511", "") == 1.0  # 613
+    assert parity.compute_score("", "2 <end> 100", "") == 0.0
+
+
+def test_a_result_of_other_work_is_refused(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = load("work")
+    monkeypatch.setattr(sys, "argv", ["run", "job", str(tmp_path / "result.json")])
+    result = shared.Result(versions={}, settings={}, seconds=[2.0], warm_up_s=1.0, tokens=24)
+    with pytest.raises(SystemExit, match="the answers have 23 tokens, the work has 24"):
+        shared.write_result(result, small_work(load), [6, 6, 6, 5])
+    with pytest.raises(SystemExit, match="1 steps were measured, not 2"):
+        shared.write_result(result, small_work(load, steps=2), [6] * 4)
+    shared.write_result(result, small_work(load), [6] * 4)
+    assert (tmp_path / "result.json").is_file() and result.speed == 12.0
+
+
+def test_the_model_folder_of_the_comparison_encodes_each_id_to_itself_and_never_ends(load: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    load("compare").write_model(tmp_path, "tiny-qwen3", torch.float32)
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert tokenizer("2 10 100 511").input_ids == [2, 10, 100, 511] and tokenizer.decode([2, 100]) == "2 100"
+    assert tokenizer.eos_token_id == 512 == model.config.vocab_size  # no id that can be sampled
+    assert model.config.eos_token_id is None and model.generation_config.eos_token_id is None
+
+
+def test_every_requirement_of_a_peer_is_pinned(load: Any) -> None:
+    for peer in load("compare").PEERS.values():
+        for name in {peer.requirements, peer.requirements_cpu} - {None}:
+            lines = (BENCHMARKS / "peers" / "requirements" / f"{name}.txt").read_text().splitlines()
+            assert all("==" in line for line in lines if not line.startswith("#")), name
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["step", "rollout"])
+def test_rloom_does_the_work_of_the_comparison(load: Any, tmp_path: Path, kind: str) -> None:
+    compare = load("compare")
+    compare.write_model(tmp_path / "model", "tiny-qwen3", torch.float32)
+    work = small_work(load, kind=kind, model=str(tmp_path / "model"), shortest=3 if kind == "rollout" else None)
+    result, _ = compare.run("rloom", work, tmp_path, tmp_path)
+    assert result.tokens == sum(work.lengths()) and len(result.seconds) == 1
+    assert len(result.grad_norm) == (2 if kind == "step" else 0)
