@@ -33,8 +33,8 @@ class SandboxReport:
 
 
 class _Cases:
-    """`__case__` of the tests: `if __case__.wanted(0):` and `with __case__(0): assert ...`. `end`: called after a test that
-    failed; None: the others follow."""
+    """`__case__` of the tests: `if __case__.wanted(0):` and `with __case__(0): assert ...`. `end`: called after a
+    failure; None: the others follow."""
 
     def __init__(self, report: SandboxReport, first: int, end: Callable[[], NoReturn] | None) -> None:
         self._report, self._first, self._index, self._end = report, first, first, end
