@@ -172,9 +172,9 @@ class _Answer:
 
     def _run(self, job: SandboxJob, tests: Suite | None) -> SandboxOutcome:
         outcome = self._sandbox.run(job, tests)
-        limit_s = self._limits.cpu_s
-        slept = outcome.run.out_of_time and outcome.run.cpu_s < limit_s / 2
-        if slept and limit_s <= SLOW_DISK_S and not self._repeated and not self.is_late:
+        run, limits = outcome.run, self._limits
+        slept = run.out_of_time and run.cpu_s < limits.cpu_s / 2 and run.wall_s < limits.timeout_s
+        if slept and limits.cpu_s <= SLOW_DISK_S and not self._repeated and not self.is_late:
             self._repeated = True  # once: what it read is now in memory
             outcome = self._sandbox.run(job, tests)
         self.out_of_time = self.out_of_time or outcome.run.out_of_time

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import selectors
 import shutil
 import signal
@@ -27,7 +28,8 @@ from rloom.rewards.sandbox.settings import Limits, SandboxRun
 _REPORT = _CONNECTION = 3
 _TESTS, _TESTS_REPORT, _TESTS_STATUS = 4, 5, 6
 _EXIT_GRACE_S = 0.5  # a program has this long to exit after its tests
-_SHORTEST_WAIT_S = 0.05  # between two looks at the time of a program
+# Between two looks at the time of a program. It does not know when, so that it cannot be awake at each.
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 0.4
 _BUSY_FACTOR = 5.0  # so many times the limit in wall time where the kernel does not tell how long a program waited
 _HIGHEST_DESCRIPTOR = 4096
 _TIME_LIMIT = "time limit"
@@ -87,6 +89,8 @@ class _Supervision:
         self._limits = confinement.limits
         self._received = {name: bytearray() for name in ("stdout", "stderr", "report", "status")}
         self._begun, self._cpu_s, self._slept_s = time.monotonic(), 0.0, 0.0
+        self._looked_s = self._ran_or_waited_s = 0.0  # when, and what was found
+        self._draw = random.SystemRandom()
 
     def run(self) -> SandboxRun:
         pipes = {name: os.pipe() for name in self._received}
@@ -113,7 +117,7 @@ class _Supervision:
         for name, reader in readers.items():
             os.set_blocking(reader, False)
             selector.register(reader, selectors.EVENT_READ, name)
-        next_look = min(self._limits.timeout_s, self._limits.cpu_s)
+        next_look = self._next_look(0.0, self._limits.cpu_s)
         while True:
             wall_s = time.monotonic() - self._begun
             if wall_s >= next_look:
@@ -122,7 +126,7 @@ class _Supervision:
                     return f"{_TIME_LIMIT} of {self._limits.timeout_s:g} s"
                 if remaining_s <= 0:
                     return self._own_time_limit(self._cpu_s)
-                next_look = min(self._limits.timeout_s, wall_s + max(remaining_s, _SHORTEST_WAIT_S))
+                next_look = self._next_look(wall_s, remaining_s)
             ended = False
             for key, _ in selector.select(max(0.0, next_look - wall_s)):
                 data = _read(key.fd)
@@ -137,6 +141,10 @@ class _Supervision:
                     self._received[name] += _read(readers[name]) or b""
                 return None
 
+    def _next_look(self, wall_s: float, remaining_s: float) -> float:
+        wait_s = max(_SHORTEST_WAIT_S, min(remaining_s, self._draw.uniform(_LONGEST_WAIT_S / 2, _LONGEST_WAIT_S)))
+        return min(self._limits.timeout_s, wall_s + wait_s)
+
     def _remaining_s(self, init: int, wall_s: float) -> float:
         """Until the limit of its own time is reached, at least: processor time of all its processes, and sleep. Time in
         which it waits for a processor is not its own, so that a busy machine does not decide."""
@@ -145,7 +153,9 @@ class _Supervision:
             return self._limits.cpu_s - wall_s / _BUSY_FACTOR
         self._cpu_s = used.cpu_s
         if used.asleep:  # else a thread may be waiting since it last ran, which the kernel counts at the end
-            self._slept_s = max(self._slept_s, wall_s - used.ran_or_waited_s)
+            awake_s = max(0.0, used.ran_or_waited_s - self._ran_or_waited_s)  # less, if a process has ended
+            self._slept_s += max(0.0, wall_s - self._looked_s - awake_s)
+        self._looked_s, self._ran_or_waited_s = wall_s, used.ran_or_waited_s
         return self._limits.cpu_s - used.cpu_s - self._slept_s
 
     def _own_time_limit(self, cpu_s: float) -> str:
@@ -262,7 +272,9 @@ def _end_after_tests(program: int) -> NoReturn:
     status, deadline = None, time.monotonic() + _EXIT_GRACE_S
     while (status := _reaped(program, os.WNOHANG)) is None and time.monotonic() < deadline:
         signal.sigtimedwait([signal.SIGCHLD], max(0.0, deadline - time.monotonic()))
-    _write_status(_TESTS_STATUS, **(status or {"code": 0, "cpu_s": 0.0}))
+    status = status or {"code": 0, "cpu_s": 0.0}
+    own = os.times()
+    _write_status(_TESTS_STATUS, code=status["code"], cpu_s=status["cpu_s"] + own.user + own.system)
     os._exit(0)
 
 
@@ -330,8 +342,8 @@ def kill_descendants(processes: int) -> None:
 class UsedTimes(NamedTuple):
     """Of all processes of a program, until now."""
 
-    cpu_s: float  # without init, which may be the process of the tests
-    ran_or_waited_s: float  # with it: on a processor, or ready to run while others ran
+    cpu_s: float  # with the process of the tests, which may call the program without end
+    ran_or_waited_s: float  # on a processor, or ready to run while others ran
     asleep: bool  # none is ready to run
 
 
@@ -342,24 +354,17 @@ def used_times(processes: int, init: int) -> UsedTimes | None:
             return None
     except OSError:
         return None
-    cpu_s = ran_or_waited_s = 0.0
+    cpu_s = waited_s = 0.0
     pids = _descendants(processes)
     asleep = init in pids  # else it has just ended
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
-            own_s, ended_s = _seconds(_stat(processes, pid))
-            cpu_s += ended_s + (own_s if pid != init else 0.0)
-            ran_or_waited_s += own_s + ended_s
+            times = _stat(processes, pid)[11:15]  # utime, stime, and both of its children that have ended
+            cpu_s += sum(map(int, times)) / _TICKS_PER_S
             for thread in _names(processes, f"{pid}/task"):
-                ran_or_waited_s += int(_content(processes, f"{pid}/task/{thread}/schedstat").split()[1]) / 1e9
+                waited_s += int(_content(processes, f"{pid}/task/{thread}/schedstat").split()[1]) / 1e9
                 asleep = asleep and _stat(processes, f"{pid}/task/{thread}")[0] != b"R"
-    return UsedTimes(cpu_s, ran_or_waited_s, asleep)
-
-
-def _seconds(stat: list[bytes]) -> tuple[float, float]:
-    """Processor time of a process, and of its children that have ended."""
-    user, system, *ended = map(int, stat[11:15])
-    return (user + system) / _TICKS_PER_S, sum(ended) / _TICKS_PER_S
+    return UsedTimes(cpu_s, cpu_s + waited_s, asleep)
 
 
 def count_tasks(uid: int) -> int:

@@ -130,11 +130,11 @@ def test_time_in_which_a_program_waits_for_a_processor_is_not_its_own(tmp_path: 
                 (place / "stat").write_text(stat)
                 (place / "schedstat").write_text(f"20000000 {waited_ns} 3\n")
 
-    write(7, os.getpid(), "2 0 25 5", {7: ("S", 100_000_000)})  # 0.02 s, and 0.3 s of children that have ended
+    write(7, os.getpid(), "1 1 25 5", {7: ("S", 100_000_000)})  # 0.02 s, and 0.3 s of children that have ended
     write(8, 7, "40 10 0 0", {8: ("S", 2_000_000_000), 9: ("R", 500_000_000)})  # 0.5 s
     processes = os.open(tmp_path, os.O_RDONLY)
     used = used_times(processes, 7)
-    assert used == (pytest.approx(0.8), pytest.approx(0.32 + 0.5 + 2.6), False)
+    assert used == (pytest.approx(0.82), pytest.approx(0.82 + 2.6), False)
     write(8, 7, "40 10 0 0", {8: ("S", 2_000_000_000), 9: ("S", 500_000_000)})
     assert used_times(processes, 7) == (used.cpu_s, used.ran_or_waited_s, True)
     assert used_times(processes, 77) is None  # hidden
