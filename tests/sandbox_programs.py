@@ -14,11 +14,11 @@ from rloom.rewards.sandbox.settings import Limits, SandboxJob
 ROOT = Path(__file__).parents[1]
 SECRET = "sk-not-for-programs"
 LIMITS = Limits(timeout_s=60, cpu_s=20, memory_mb=512, file_mb=16, processes=8, output_kb=64)
-SHORT = replace(LIMITS, timeout_s=2, cpu_s=1)
+SHORT = replace(LIMITS, cpu_s=1)  # what sleeps or has children must not use the wall time
 
 REFUSED = r"PermissionError|FileNotFoundError|Read-only file system"
 NO_PROCESS = r"BlockingIOError|PermissionError"
-TIME = r"^CPU time limit of 1 s$|^time limit of 2 s$"
+TIME = r"^CPU time limit of 1 s$"
 
 # name -> (program, a regular expression for the reason; "" allows an end without error). A program that gets through
 # prints ESCAPED.
@@ -28,8 +28,26 @@ ENDLESS = {
         "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile 1: pass",
         TIME,
     ),
-    "a long sleep": ("import time; time.sleep(1000)", r"^time limit of 2 s$"),
+    "a long sleep": ("import time; time.sleep(1000)", r"^time limit of 1 s$"),
+    "a sleep without signals": (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nsignal.sigwait([signal.SIGHUP])",
+        r"^time limit of 1 s$",
+    ),
     "a fork bomb that goes on": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", TIME),
+    "loops in one child after another": (
+        "import os, time\nwhile True:\n    if not os.fork():\n        while time.process_time() < 0.2: pass\n"
+        "        os._exit(0)\n    os.wait()",
+        rf"time limit of 1 s$|{NO_PROCESS}",
+    ),
+    "loops in children of nobody": (
+        "import os, time\nwhile True:\n    if not os.fork():\n        if not os.fork():\n"
+        "            while time.process_time() < 0.2: pass\n        os._exit(0)\n    os.wait()\n    time.sleep(0.2)",
+        rf"time limit of 1 s$|{NO_PROCESS}",
+    ),
+    "a child that holds the pipes": (
+        "import os, time\nif not os.fork():\n    time.sleep(1000)\nos._exit(0)",
+        rf"^$|{NO_PROCESS}|^time limit of 1 s$",
+    ),
 }
 PROGRAMS = {
     "a fork bomb": ("import os\nwhile True: os.fork()", NO_PROCESS),

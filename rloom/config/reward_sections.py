@@ -284,16 +284,17 @@ class ClassifierKeys(PassSection):
 
 class SandboxSection(Section):
     timeout_s: float = key(
-        15.0,
-        "Wall time of one run of a program. A problem with inputs for stdin runs the program once for each test; other "
-        "problems run all tests in one run.",
+        60.0,
+        "Wall time of one run of a program, on a machine that is too busy to give it `cpu_s` before. A problem with "
+        "inputs for stdin runs the program once for each test; other problems run all tests in one run.",
         gt=0,
     )
     total_timeout_s: float = key(60.0, "Wall time for all runs of one answer; tests left after it have failed.", gt=0)
     cpu_s: int = key(
         10,
-        "Processor time of one run, for each process. A row can set less: time_limit_s in its ground truth, or a "
-        "reference solution in extra_info.answer, of whose time an answer may take ten times, and at least 2 s.",
+        "Time of one run in which it computes or sleeps, without the time in which it waits for a processor. A row can "
+        "set less: time_limit_s in its ground truth, or a reference solution in extra_info.answer, of whose processor "
+        "time an answer may take ten times, and at least 1 s.",
         ge=1,
     )
     memory_mb: int = key(1024, "Address space of each process, in MiB.", ge=64)
@@ -355,7 +356,12 @@ class RewardModel(ClassifierKeys):
         "How `custom_reward_function` is called. naive and dapo: once for each answer. batch: once for all answers to "
         "a prompt, with lists: data_sources, solution_strs, ground_truths, extra_infos.",
     )
-    num_workers: int = key(2, "Processes that compute rewards during generation.", ge=1, same_run=True)
+    num_workers: int = key(
+        2,
+        "Processes that compute rewards during generation. While programs run for over 0.25 s, up to as many more.",
+        ge=1,
+        same_run=True,
+    )
     max_failed_share: float = key(
         0.5, "Stop the run if a larger share of a step's rewards failed.", ge=0, le=1, same_run=True
     )

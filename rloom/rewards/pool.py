@@ -5,14 +5,14 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from rloom.errors import RewardError
 from rloom.net.loop import EventLoop
 from rloom.rewards.base import Fields, Request, ScoringUnit, Setup, Style, encode, pickled
-from rloom.rewards.routing import call_limit_s, wrong_score
+from rloom.rewards.routing import call_limit_s, runs_code, wrong_score
 from rloom.rewards.rules.limited import HARD_LIMIT_S
 from rloom.rewards.worker_process import WorkerDied, WorkerProcess
 from rloom.types import Sample, SampleGroup, Score
@@ -20,9 +20,11 @@ from rloom.types import Sample, SampleGroup, Score
 LOAD_LIMIT_S = 120.0  # a user's file may import torch from a slow disk
 
 # Cheap calls are sent in batches, of about this duration and at most this size: a round trip takes longer than a rule.
-# Slow calls are sent one by one, to the worker that is free first.
-BATCH_S = 0.05
+# Slow calls, such as programs, are sent one by one, to the worker that is free first.
+BATCH_S = 0.01
 LARGEST_BATCH = 256
+# A program that runs for so long is likely to run into a limit. Another worker takes the place of its worker meanwhile.
+LONG_RUN_S = 0.25
 # While many replies are missing, several are read at a time: a wake-up takes longer than a reply.
 MANY_MISSING = 8
 GATHER_S = 0.001
@@ -59,6 +61,9 @@ class RulePool:
     Everything runs in one event loop: that of the queue of scores, or one of its own if `score` is called elsewhere.
     A call that takes longer than `timeout_s` fails, and its process is replaced; other samples are not affected. An
     answer that a rule cannot evaluate in its own limit of CPU time is wrong.
+
+    While programs of some answers run for long, as many spare processes, at most `num_workers`, compute the others. A
+    user's function has none: it may hold memory, or be limited to so many calls at a time.
     """
 
     def __init__(
@@ -79,7 +84,9 @@ class RulePool:
         self._setup = Setup(path, name, kwargs, whole_groups, timeout_s, LOAD_LIMIT_S, sandbox, reads_episodes)
         self._style = Style.ANSWER if path is None else None
         self._waiting: deque[Job] = deque()
-        self._workers = [_Worker(self._setup, self._waiting, num_workers, self._put_back) for _ in range(num_workers)]
+        self._num_workers = num_workers
+        processes = num_workers if path is not None else 2 * num_workers
+        self._workers = [_Worker(self, self._setup, self._waiting) for _ in range(processes)]
         self._scoring: set[asyncio.Task[Any]] = set()
         self._reported = 0  # replaced processes
         self._lock = threading.Lock()
@@ -141,26 +148,35 @@ class RulePool:
         try:
             call = ScoreCall(groups)
             self._waiting.extend((call, index) for index in range(len(groups)))
-            self._start_idle()
+            self.start_idle()
             return await call.result
         finally:
             self._scoring.discard(task)
 
-    def _put_back(self, jobs: Sequence[Job]) -> None:
+    def put_back(self, jobs: Sequence[Job]) -> None:
         self._waiting.extendleft(reversed(jobs))
-        self._start_idle()
+        self.start_idle()
 
-    def _start_idle(self) -> None:
+    @property
+    def free_places(self) -> int:
+        """How many workers may begin. Below 0: long programs have ended, and as many workers have to."""
+        return self._num_workers - sum(worker.is_running and not worker.runs_long for worker in self._workers)
+
+    def share(self) -> int:
+        """A worker's share of the groups that wait."""
+        return max(1, len(self._waiting) // self._num_workers)
+
+    def start_idle(self) -> None:
         """Start idle workers for the groups that wait. If the pool is closed, these fail."""
         while self._closed and self._waiting:
             call, index = self._waiting.popleft()
             call.fail(index, CLOSED)
         idle = [worker for worker in self._workers if not worker.is_running]
-        for worker in idle[: len(self._waiting)]:
+        for worker in idle[: min(len(self._waiting), max(0, self.free_places))]:
             worker.start()
 
     async def _end(self) -> None:
-        self._start_idle()
+        self.start_idle()
         await asyncio.gather(*(worker.end() for worker in self._workers))
         await asyncio.gather(*self._scoring, return_exceptions=True)
 
@@ -176,15 +192,13 @@ async def _loaded_style(setup: Setup) -> Style:
 class _Worker:
     """One process, which is replaced when it fails, and the task that takes groups from the queue for it."""
 
-    def __init__(
-        self, setup: Setup, waiting: deque[Job], workers: int, put_back: Callable[[Sequence[Job]], None]
-    ) -> None:
-        self._setup = setup
-        self._waiting, self._workers, self._put_back = waiting, workers, put_back
+    def __init__(self, pool: RulePool, setup: Setup, waiting: deque[Job]) -> None:
+        self._pool, self._setup, self._waiting = pool, setup, waiting
         self._task: asyncio.Task[None] | None = None
         self._process: WorkerProcess | None = None
         self._style = Style.ANSWER
         self._batch_size = 1
+        self.runs_long = False  # its place is free for another worker
         self.replaced = 0  # processes that were ended because of a failure
 
     @property
@@ -192,7 +206,7 @@ class _Worker:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Ends when nothing waits."""
+        """Ends when nothing waits, or after a long program, when another worker has its place."""
         self._task = asyncio.create_task(self._run())
 
     async def end(self) -> None:
@@ -202,23 +216,39 @@ class _Worker:
         await self._end_process()
 
     async def _run(self) -> None:
-        while self._waiting:
+        while self._waiting and self._pool.free_places >= 0:
             await self._score_batch()  # a call, so that no variable here keeps the last batch in memory
+
+    def _timer(self, job: Job) -> asyncio.TimerHandle | None:
+        """Of a program; none for the first, which may wait for the start of the process."""
+        call, index = job
+        if self._process is None or self._setup.path is not None or not runs_code(call.groups[index][0].data_source):
+            return None
+        return asyncio.get_running_loop().call_later(LONG_RUN_S, self._free_place)
+
+    def _free_place(self) -> None:
+        self.runs_long = True
+        self._pool.start_idle()
 
     async def _score_batch(self) -> None:
         """At most `_batch_size` groups, and not more than a worker's share of those that wait."""
-        count = max(1, min(self._batch_size, len(self._waiting) // self._workers))
+        count = min(self._batch_size, self._pool.share())
         taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
         jobs = [job for job in taken if not job[0].result.done()]  # cancelled
         if not jobs:
             return
         start = time.monotonic()
+        timer = self._timer(jobs[0])
         try:
             await self._score(jobs)
         except Exception as error:  # an error of rloom: raised where the scores are waited for
             for call, _ in jobs:
                 if not call.result.done():
                     call.result.set_exception(error)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.runs_long = False
         took_s = time.monotonic() - start
         self._batch_size = max(1, min(LARGEST_BATCH, int(len(jobs) * BATCH_S / max(took_s, 1e-6))))
 
@@ -242,7 +272,7 @@ class _Worker:
                 call.finish(index, [wrong_score(sample.data_source, TOO_LONG) for sample in group])
             else:
                 call.fail(index, reason)
-            self._put_back(waiting)
+            self._pool.put_back(waiting)
 
     async def _receive_all(self, waiting: deque[Job]) -> str | None:
         """Send the groups, and remove each from `waiting` when it has its scores. The reason, if the process failed."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import median
 
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import ACTOR, FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, History, figures, rounded
@@ -352,6 +353,10 @@ MEMORY_STEPS = 12
 RISING_SHARE = 0.6  # of the steps: a longer batch raises a peak once, a leak in every step
 REWARD_LIMIT = "reward_model.timeout_s"
 FEWEST_WAITS = 3  # steps
+PROGRAM_LIMIT = "reward_model.sandbox.cpu_s"
+OUT_OF_TIME = "reward/out_of_time"  # share of the answers
+RULE_PART = "rule_score"
+MOST_ROWS = 5  # that are named
 
 
 def slowest_stage(history: History) -> tuple[str, float, float, float] | None:
@@ -392,8 +397,40 @@ def waits_for_the_limit(history: History) -> Support:
     )
 
 
+def programs_reach_the_limit(history: History) -> Support:
+    """Steps in which a program ran into its time limit wait for it, the others do not."""
+    share = history.series(OUT_OF_TIME, f"reward/{RULE_PART}/{OUT_OF_TIME.removeprefix('reward/')}")
+    seconds = dict(zip(*steps_and_values(history, "timing_s/reward"), strict=True))
+    pairs = [(seconds[step], value) for step, value in zip(share.steps, share.values, strict=True) if step in seconds]
+    waits, others = [s for s, value in pairs if value > 0], [s for s, value in pairs if value == 0]
+    limit_s = program_limit_s(history)
+    if len(waits) < FEWEST_WAITS or median(waits) < max(limit_s / 2, 2 * median(others or [0.0])):
+        return False
+    rows = ", ".join(f"{row} ({test})" for _, row, test in history.samples.time_limits[:MOST_ROWS])
+    return (
+        f"in {len(waits)} of {len(pairs)} steps a program ran into its time limit of up to {limit_s:g} s, and the step "
+        f"waited {median(waits):.3g} s; row of the data (test): {rows or '?'}"
+    )
+
+
+def program_limit_s(history: History) -> float:
+    """The longest that an answer ran into; a row may have less than the key."""
+    return next((limit_s for limit_s, _, _ in history.samples.time_limits), history.number(PROGRAM_LIMIT, 10.0))
+
+
+def shorter_programs(history: History) -> list[Advice]:
+    limit_s = program_limit_s(history)
+    lower = Change(PROGRAM_LIMIT, max(1, round(limit_s / 5)), "programs that do not end are ended sooner", "lower")
+    rows = "give rows without one a reference solution (extra_info.answer), or time_limit_s in their ground truth"
+    return [lower, rows] if limit_s > 1 else []
+
+
+def waits_for_a_limit(history: History) -> bool:
+    return bool(waits_for_the_limit(history) or programs_reach_the_limit(history))
+
+
 def more_workers(history: History) -> list[Advice]:
-    if waits_for_the_limit(history):
+    if waits_for_a_limit(history):
         return []
     calls = [kind.calls for kind in KINDS.values() if kind.calls and history.config.get(kind.switch)]
     workers = int(history.number("reward_model.num_workers", 8))
@@ -434,15 +471,21 @@ HANGS = Cause(
         Change(REWARD_LIMIT, rounded(history.number(REWARD_LIMIT, 10.0) / 5), "wait less for answers that hang")
     ],
 )
+STUCK_PROGRAMS = Cause(
+    "programs of a few answers run into their time limit, and the step waits for them",
+    programs_reach_the_limit,
+    shorter_programs,
+)
 SLOW = Fault(
     "slow_stage",
     Severity.NOTE,
     "One stage takes most of the time",
     (
         HANGS,
+        STUCK_PROGRAMS,
         Cause(
             "the reward function or the judge is slow, or too few of them run at a time",
-            lambda history: is_stage("reward")(history) and not waits_for_the_limit(history),
+            lambda history: is_stage("reward")(history) and not waits_for_a_limit(history),
             more_workers,
         ),
         Cause(

@@ -1,6 +1,7 @@
 """What the answers of some steps tell about prompts and rewards: equal prompts, noise, pay for length, sign errors."""
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ FEWEST_PAIRS = 30  # of answers that are compared
 ALL_RIGHT = 0.98  # of the right answers
 LONGEST_TEXT = 4000  # characters: a rule reads the end of an answer
 SHOWN = 160  # characters of a text
+TIME_LIMIT = re.compile(r"test (\d+): (?:CPU )?time limit of ([\d.]+) s")  # in the detail of a program
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class SampledAnswer:
     prediction: str | None
     finished: bool
     calls: int | None = None  # of tools; None: an answer of one turn
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,13 @@ class Samples:
         value, count = Counter(differences).most_common(1)[0]
         return (value, count / len(differences)) if value else None
 
+    @cached_property
+    def time_limits(self) -> list[tuple[float, int, int]]:
+        """Of programs that ran into one: seconds, row of the data set, number of the test. The longest first."""
+        found = ((TIME_LIMIT.search(answer.detail), answer.row) for answer in self.answers)
+        limits = {(float(match[2]), row, int(match[1])) for match, row in found if match is not None}
+        return sorted(limits, key=lambda one: (-one[0], *one[1:]))
+
     def example(self) -> str | None:
         """One of the first answers, as text."""
         first = next((a for a in self.answers if a.text.strip()), None)
@@ -197,7 +207,7 @@ def answer_of(step: int, row: Mapping[str, Any], *, by_rule: bool, own: bool) ->
     return SampledAnswer(
         step, row["group"], row["index"], str(row["prompt"]), text, float(row["score"]), finite(right),
         int(row["length"] or 0), None if truth is None else str(truth), row.get("prediction"), bool(row["finished"]),
-        row.get("calls"),
+        row.get("calls"), row.get("detail") or "",
     )  # fmt: skip
 
 

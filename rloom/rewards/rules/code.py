@@ -16,8 +16,10 @@ from rloom.rewards.sandbox.tests import same_text, short
 REASONS_SHOWN = 3
 NO_CODE = "no code in the answer"
 START_AND_END_S = 30.0  # of the launcher, on a busy machine
-QUICK_CPU_S = 2.0  # the first limit where a row has a reference solution
+QUICK_CPU_S = 1.0  # the first limit where a row has a reference solution
 REFERENCE_FACTOR = 10.0  # an answer may take so many times the processor time of the reference
+AFTER_LIMIT = 0.25  # share of the time limit for the tests after one that ran into it
+SLOW_DISK_S = 2.0  # a limit in which importing a library from a slow disk may not end
 _REFERENCE_CPU_S: dict[int, float | None] = {}
 
 # Solutions of competition problems are published without their imports.
@@ -62,16 +64,16 @@ def compute_score(
     problem = problem_of(data_source, ground_truth)
     sources = programs(solution_str, problem)
     if not sources:
-        return _result([], problem.count, None, settings)
+        return _result([], problem.count, None, settings, out_of_time=False)
     answer = _Answer(problem, sources, settings, time.monotonic() + settings.total_timeout_s)
-    reference = (extra_info or {}).get("answer")
+    reference = (extra_info or {}).get("answer", problem.reference)
     if problem.time_limit_s is not None:
         results = answer.results(settings.limits.within(problem.time_limit_s))
     elif isinstance(reference, str) and settings.limits.cpu_s > QUICK_CPU_S:
         results = _by_reference(answer, programs(reference, problem))
     else:
         results = answer.results(settings.limits)
-    return _result(results, problem.count, sources[0], settings)
+    return _result(results, problem.count, sources[0], settings, out_of_time=answer.out_of_time)
 
 
 def call_limit_s(sandbox: Mapping[str, Any]) -> float:
@@ -88,7 +90,7 @@ def _by_reference(answer: "_Answer", reference: tuple[str, ...]) -> list[str | N
         return results
     reference_s = _reference_cpu_s(answer, reference)
     allowed = limits if reference_s is None else limits.within(REFERENCE_FACTOR * reference_s)
-    return results if allowed.cpu_s <= QUICK_CPU_S else answer.results(allowed)
+    return results if allowed.cpu_s <= QUICK_CPU_S or answer.is_late else answer.results(allowed)
 
 
 def _reference_cpu_s(answer: "_Answer", reference: tuple[str, ...]) -> float | None:
@@ -118,37 +120,41 @@ class _Answer:
     def __init__(self, problem: Problem, sources: tuple[str, ...], settings: CodeSettings, deadline: float) -> None:
         self.problem, self._sources, self.settings, self._deadline = problem, sources, settings, deadline
         self._sandbox = sandbox_for(settings.limits, settings.isolation)
-        self.out_of_time = False
+        self.out_of_time = self._repeated = False
         self.longest_cpu_s = 0.0
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self._deadline
 
     def results(self, limits: Limits) -> list[str | None]:
         self._limits, self.out_of_time = limits, False
-        deadline, limit_s = self._deadline, self.settings.total_timeout_s
-        if not isinstance(self.problem, Streams):
-            # one run is enough; others are new attempts after an early end, and do not wait for longer than it may take
-            deadline, limit_s = min((deadline, limit_s), (time.monotonic() + limits.timeout_s, limits.timeout_s))
         results: list[str | None] = []
         while len(results) < self.problem.count:
-            if results and time.monotonic() > deadline:
+            if results and self.is_late:
                 self.out_of_time = True
-                return [*results, f"total time limit of {limit_s:g} s"]
-            new = self._next(len(results))
-            results += new
-            if new[-1] is not None and not self.settings.partial_credit:
+                return [*results, f"total time limit of {self.settings.total_timeout_s:g} s"]
+            second = self.out_of_time
+            results += self._next(len(results))
+            if results[-1] is not None and not self.settings.partial_credit:
                 return results
+            if self.out_of_time and not isinstance(self.problem, Streams):  # their limit is for all tests together
+                if second:
+                    return results
+                self._limits = limits.within(AFTER_LIMIT * limits.cpu_s)
         return results
 
     def _next(self, first: int) -> list[str | None]:
         """The results of one run, from test `first` on: at least one."""
         if isinstance(self.problem, Streams):
             return [self._stream(self.problem, first)]
-        prelude, tests = _tests(self.problem, first)
+        prelude, tests = _tests(self.problem, first, go_on=self.settings.partial_credit)
         outcome = self._run(SandboxJob(self._sources, prelude=prelude, limits=self._limits), tests)
         reported = {report["case"]: report for report in outcome.reports if "case" in report}
         results: list[str | None] = []
         while (index := first + len(results)) in reported:
             results.append(reported[index]["error"])
-        if index == self.problem.count:
+        if index == self.problem.count or (results and results[-1] is not None and not self.settings.partial_credit):
             return results
         reason = outcome.error or "the program ended before the test did"
         begun = any(report.get("begin") == index for report in outcome.reports)
@@ -166,20 +172,25 @@ class _Answer:
 
     def _run(self, job: SandboxJob, tests: Suite | None) -> SandboxOutcome:
         outcome = self._sandbox.run(job, tests)
+        run, limits = outcome.run, self._limits
+        slept = run.out_of_time and run.cpu_s < limits.cpu_s / 2 and run.wall_s < limits.timeout_s
+        if slept and limits.cpu_s <= SLOW_DISK_S and not self._repeated and not self.is_late:
+            self._repeated = True  # once: what it read is now in memory
+            outcome = self._sandbox.run(job, tests)
         self.out_of_time = self.out_of_time or outcome.run.out_of_time
         self.longest_cpu_s = max(self.longest_cpu_s, outcome.run.cpu_s)
         return outcome
 
 
-def _tests(problem: Asserts | Calls, first: int) -> tuple[str, Suite]:
+def _tests(problem: Asserts | Calls, first: int, *, go_on: bool) -> tuple[str, Suite]:
     """What is executed before the program, and its tests."""
     if isinstance(problem, Asserts):
-        return "", Suite(first, given=problem.given, names=problem.names, source=problem.tests)
-    return PRELUDE, Suite(first, function=problem.function, calls=problem.calls, outputs=problem.outputs)
+        return "", Suite(first, go_on, given=problem.given, names=problem.names, source=problem.tests)
+    return PRELUDE, Suite(first, go_on, function=problem.function, calls=problem.calls, outputs=problem.outputs)
 
 
 def _result(
-    results: list[str | None], count: int, program: str | None, settings: CodeSettings
+    results: list[str | None], count: int, program: str | None, settings: CodeSettings, *, out_of_time: bool
 ) -> dict[str, float | str | None]:
     passed = results.count(None)
     share, solved = passed / count, float(passed == count)
@@ -191,6 +202,7 @@ def _result(
         "score": share if settings.partial_credit else solved,
         "acc": solved,
         "tests_passed": share,
+        "out_of_time": float(out_of_time),
         "pred": program,
         "detail": "; ".join([f"{passed} of {count} tests passed", *reasons]),
     }

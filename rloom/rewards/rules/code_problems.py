@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 FORMS = "entry_point and test (HumanEval), test_list (MBPP), or inputs and outputs"
+REFERENCES = ("canonical_solution", "code")  # of the rows of HumanEval and MBPP as they are published
 CASE = "__case__"
 PACKAGE, ALIAS = "numpy", "np"  # the only package that programs and tests can import, and its usual name
 
@@ -26,6 +27,7 @@ class Asserts:
     prompt: str = ""  # the beginning of the function, which an answer may continue
     given: str = ""  # definitions of the prompt, which the tests may use
     time_limit_s: float | None = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Calls:
     calls: tuple[tuple[Any, ...], ...]
     outputs: tuple[Any, ...]
     time_limit_s: float | None = None
+    reference: str | None = None
 
     @property
     def count(self) -> int:
@@ -49,6 +52,7 @@ class Streams:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     time_limit_s: float | None = None
+    reference: str | None = None
 
     @property
     def count(self) -> int:
@@ -66,7 +70,8 @@ def problem_of(data_source: str, ground_truth: Any) -> Problem:
             raise ValueError("it is not an object")
         for key, form in (("entry_point", _humaneval), ("test_list", _mbpp), ("inputs", _inputs_and_outputs)):
             if key in truth:
-                return replace(form(truth), time_limit_s=_time_limit(truth))
+                reference = next((truth[name] for name in REFERENCES if isinstance(truth.get(name), str)), None)
+                return replace(form(truth), time_limit_s=_time_limit(truth), reference=reference)
         raise ValueError(f"it has the keys {', '.join(map(str, truth)) or '(none)'}")
     except (ValueError, SyntaxError, RecursionError) as error:
         raise ValueError(

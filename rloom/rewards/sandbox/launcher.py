@@ -54,11 +54,13 @@ def main() -> None:
     os.umask(0o022)  # programs have another uid and must be able to enter the folders of the new root
     setup = setup_of(receive(partial(os.read, _SOCKET)))
     uid = FIRST_UID + os.getpid() % UIDS
+    processes = os.open("/proc", os.O_RDONLY)  # the new root has none; programs do not inherit it
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
         stream.write("1000")  # where memory runs out, the kernel ends a program and not the run
     group = _memory_group(setup)
     try:
-        place, protections = with_namespaces(setup, uid) if setup.namespaces else without_namespaces(setup, uid)
+        begin = with_namespaces if setup.namespaces else without_namespaces
+        place, protections = begin(setup, uid, processes)
     except OSError as error:
         if group is not None:
             group.leave()
@@ -99,7 +101,7 @@ def _memory_group(setup: SandboxSetup) -> "MemoryGroup | None":
         return None
 
 
-def with_namespaces(setup: SandboxSetup, uid: int) -> tuple[Place, Protections]:
+def with_namespaces(setup: SandboxSetup, uid: int, processes: int) -> tuple[Place, Protections]:
     kernel = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     own_counts = kernel >= _FIRST_KERNEL_WITH_OWN_COUNTS
     tasks, is_root = count_tasks(os.getuid()), os.geteuid() == 0
@@ -122,12 +124,11 @@ def with_namespaces(setup: SandboxSetup, uid: int) -> tuple[Place, Protections]:
         seccomp=fault is None,
         readable=None,
     )
-    return Place(confinement, namespaces=True, program_uid=uid, workspace=None), _protections(
-        confinement, True, {} if fault is None else {"seccomp": fault}
-    )
+    place = Place(confinement, namespaces=True, program_uid=uid, workspace=None, processes=processes)
+    return place, _protections(confinement, True, {} if fault is None else {"seccomp": fault})
 
 
-def without_namespaces(setup: SandboxSetup, uid: int) -> tuple[Place, Protections]:
+def without_namespaces(setup: SandboxSetup, uid: int, processes: int) -> tuple[Place, Protections]:
     is_root = os.geteuid() == 0
     faults = {}
     if is_root:
@@ -158,7 +159,8 @@ def without_namespaces(setup: SandboxSetup, uid: int) -> tuple[Place, Protection
         if "landlock" in faults
         else (*namespaces.SYSTEM_FILES, *namespaces.DEVICES, *setup.prefixes, *setup.packages, packages),
     )
-    place = Place(confinement, namespaces=False, program_uid=uid if other_uid else os.geteuid(), workspace=workspace)
+    program_uid = uid if other_uid else os.geteuid()
+    place = Place(confinement, namespaces=False, program_uid=program_uid, workspace=workspace, processes=processes)
     return place, _protections(confinement, False, faults)
 
 

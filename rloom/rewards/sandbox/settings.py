@@ -4,7 +4,6 @@ Standard library only, as everything that the launcher imports.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +12,6 @@ from rloom.rewards.framing import framed, read_frame, write_all
 
 FIRST_UID = 60_706  # systemd's list of uids leaves 60706 to 61183 unused
 UIDS = 478
-WALL_TIME_FACTOR = 5.0
 
 
 @dataclass(frozen=True)
@@ -21,16 +19,14 @@ class Limits:
     """Limits of one run of a program."""
 
     timeout_s: float  # wall time
-    cpu_s: int  # of each process
+    cpu_s: float  # its own time: wall time in which it does not wait for a processor; processor time of all processes
     memory_mb: int  # address space of each process
     file_mb: int  # of a file; with namespaces, of the whole scratch folder
     processes: int  # with threads
     output_kb: int  # stdout, stderr and results together; also of one value that a function returns
 
     def within(self, cpu_s: float) -> "Limits":
-        """With at most `cpu_s` of processor time, and so much wall time that a busy machine does not decide."""
-        allowed = min(math.ceil(cpu_s), self.cpu_s)
-        return replace(self, cpu_s=allowed, timeout_s=min(self.timeout_s, allowed * WALL_TIME_FACTOR))
+        return replace(self, cpu_s=min(cpu_s, self.cpu_s))
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,7 @@ class Suite:
     """
 
     first: int  # earlier tests are left out
+    go_on: bool = True  # after a test that failed
     given: str = ""  # executed first: definitions of the row
     names: tuple[str, ...] = ()  # functions and classes that the program defines
     source: str = ""

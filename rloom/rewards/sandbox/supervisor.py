@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import random
 import selectors
 import shutil
 import signal
@@ -17,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rloom.rewards.sandbox import harness, linux, namespaces, tests
 from rloom.rewards.sandbox.confine import Confinement
@@ -27,9 +28,13 @@ from rloom.rewards.sandbox.settings import Limits, SandboxRun
 _REPORT = _CONNECTION = 3
 _TESTS, _TESTS_REPORT, _TESTS_STATUS = 4, 5, 6
 _EXIT_GRACE_S = 0.5  # a program has this long to exit after its tests
+# Between two looks at the time of a program. It does not know when, so that it cannot be awake at each.
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.05, 0.4
+_BUSY_FACTOR = 5.0  # so many times the limit in wall time where the kernel does not tell how long a program waited
 _HIGHEST_DESCRIPTOR = 4096
 _TIME_LIMIT = "time limit"
 _STDERR_KEPT = 2000  # characters
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Place:
     namespaces: bool
     program_uid: int  # owner of the scratch folder
     workspace: str | None  # folder for scratch folders; None: in memory
+    processes: int  # descriptor of /proc, which the new root does not have
 
 
 class NotConfined(Exception):
@@ -82,7 +88,9 @@ class _Supervision:
         self._place = replace(place, confinement=confinement)
         self._limits = confinement.limits
         self._received = {name: bytearray() for name in ("stdout", "stderr", "report", "status")}
-        self._begun = time.monotonic()
+        self._begun, self._cpu_s, self._slept_s = time.monotonic(), 0.0, 0.0
+        self._looked_s = self._ran_or_waited_s = 0.0  # when, and what was found
+        self._draw = random.SystemRandom()
 
     def run(self) -> SandboxRun:
         pipes = {name: os.pipe() for name in self._received}
@@ -99,23 +107,28 @@ class _Supervision:
             os.close(self._test_file)
         for _, writer in pipes.values():
             os.close(writer)
-        stopped = self._collect({name: pipe[0] for name, pipe in pipes.items()})
+        stopped = self._collect(init, {name: pipe[0] for name, pipe in pipes.items()})
         self._end(init)
         return self._result(stopped)
 
-    def _collect(self, readers: dict[str, int]) -> str | None:
+    def _collect(self, init: int, readers: dict[str, int]) -> str | None:
         """Read until the program has ended; the limit that it exceeded, if any."""
         selector = selectors.DefaultSelector()
         for name, reader in readers.items():
             os.set_blocking(reader, False)
             selector.register(reader, selectors.EVENT_READ, name)
-        deadline = self._begun + self._limits.timeout_s
+        next_look = self._next_look(0.0, self._limits.cpu_s)
         while True:
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                return f"{_TIME_LIMIT} of {self._limits.timeout_s:g} s"
+            wall_s = time.monotonic() - self._begun
+            if wall_s >= next_look:
+                remaining_s = self._remaining_s(init, wall_s)
+                if wall_s >= self._limits.timeout_s:
+                    return f"{_TIME_LIMIT} of {self._limits.timeout_s:g} s"
+                if remaining_s <= 0:
+                    return self._own_time_limit(self._cpu_s)
+                next_look = self._next_look(wall_s, remaining_s)
             ended = False
-            for key, _ in selector.select(remaining_s):
+            for key, _ in selector.select(max(0.0, next_look - wall_s)):
                 data = _read(key.fd)
                 self._received[key.data] += data or b""
                 if data == b"":
@@ -128,12 +141,33 @@ class _Supervision:
                     self._received[name] += _read(readers[name]) or b""
                 return None
 
+    def _next_look(self, wall_s: float, remaining_s: float) -> float:
+        wait_s = max(_SHORTEST_WAIT_S, min(remaining_s, self._draw.uniform(_LONGEST_WAIT_S / 2, _LONGEST_WAIT_S)))
+        return min(self._limits.timeout_s, wall_s + wait_s)
+
+    def _remaining_s(self, init: int, wall_s: float) -> float:
+        """Until the limit of its own time is reached, at least: processor time of all its processes, and sleep. Time in
+        which it waits for a processor is not its own, so that a busy machine does not decide."""
+        used = used_times(self._place.processes, init)
+        if used is None:
+            return self._limits.cpu_s - wall_s / _BUSY_FACTOR
+        self._cpu_s = used.cpu_s
+        if used.asleep:  # else a thread may be waiting since it last ran, which the kernel counts at the end
+            awake_s = max(0.0, used.ran_or_waited_s - self._ran_or_waited_s)  # less, if a process has ended
+            self._slept_s += max(0.0, wall_s - self._looked_s - awake_s)
+        self._looked_s, self._ran_or_waited_s = wall_s, used.ran_or_waited_s
+        return self._limits.cpu_s - used.cpu_s - self._slept_s
+
+    def _own_time_limit(self, cpu_s: float) -> str:
+        kind = f"CPU {_TIME_LIMIT}" if cpu_s > self._limits.cpu_s / 2 else _TIME_LIMIT
+        return f"{kind} of {round(self._limits.cpu_s, 2):g} s"
+
     def _end(self, init: int) -> None:
         if self._place.namespaces:
             os.kill(init, signal.SIGKILL)  # its end is awaited below and includes the end of the whole namespace
             os.waitpid(init, 0)
         else:
-            kill_descendants()
+            kill_descendants(self._place.processes)
 
     def _result(self, stopped: str | None) -> SandboxRun:
         status: dict[str, Any] = {}
@@ -142,10 +176,10 @@ class _Supervision:
         if "fault" in status:
             raise NotConfined(status["fault"])
         # without a status, init was killed with the program
-        cpu_s, code = status.get("cpu_s", 0.0), status.get("code", -signal.SIGKILL)
+        cpu_s, code = status.get("cpu_s", self._cpu_s), status.get("code", -signal.SIGKILL)
         by_kernel = code == -signal.SIGKILL and cpu_s > self._limits.cpu_s  # SIGXCPU was ignored
         if stopped is None and (code == -signal.SIGXCPU or by_kernel):
-            stopped = f"CPU {_TIME_LIMIT} of {self._limits.cpu_s} s"
+            stopped = self._own_time_limit(cpu_s)
         text = {name: data.decode(errors="replace") for name, data in self._received.items()}
         return SandboxRun(
             stopped=stopped,
@@ -238,7 +272,9 @@ def _end_after_tests(program: int) -> NoReturn:
     status, deadline = None, time.monotonic() + _EXIT_GRACE_S
     while (status := _reaped(program, os.WNOHANG)) is None and time.monotonic() < deadline:
         signal.sigtimedwait([signal.SIGCHLD], max(0.0, deadline - time.monotonic()))
-    _write_status(_TESTS_STATUS, **(status or {"code": 0, "cpu_s": 0.0}))
+    status = status or {"code": 0, "cpu_s": 0.0}
+    own = os.times()
+    _write_status(_TESTS_STATUS, code=status["code"], cpu_s=status["cpu_s"] + own.user + own.system)
     os._exit(0)
 
 
@@ -283,7 +319,7 @@ def _remove(folder: str) -> None:
 _PAUSE_S = 0.005
 
 
-def kill_descendants() -> None:
+def kill_descendants(processes: int) -> None:
     """Kill all descendants of this process, which must be a child subreaper, and wait for them.
 
     They are stopped first, until a pass finds no new one: a process that is only killed could have forked again.
@@ -291,16 +327,44 @@ def kill_descendants() -> None:
     if not _reap():
         return  # orphans would be children of this process
     stopped: set[int] = set()
-    while new := set(_descendants(os.getpid())) - stopped:
+    while new := set(_descendants(processes)) - stopped:
         for pid in new:
             _signal(pid, signal.SIGSTOP)
         stopped |= new
     for pid in stopped:
         _signal(pid, signal.SIGKILL)
-    while _reap() or _descendants(os.getpid()):
-        for pid in _descendants(os.getpid()):
+    while _reap() or _descendants(processes):
+        for pid in _descendants(processes):
             _signal(pid, signal.SIGKILL)
         time.sleep(_PAUSE_S)
+
+
+class UsedTimes(NamedTuple):
+    """Of all processes of a program, until now."""
+
+    cpu_s: float  # with the process of the tests, which may call the program without end
+    ran_or_waited_s: float  # on a processor, or ready to run while others ran
+    asleep: bool  # none is ready to run
+
+
+def used_times(processes: int, init: int) -> UsedTimes | None:
+    """Of the program of this supervisor. `processes`: a descriptor of /proc. None: the kernel does not tell."""
+    try:
+        if not int(_content(processes, f"{init}/schedstat").split()[0]):  # without CONFIG_SCHED_INFO all is 0
+            return None
+    except OSError:
+        return None
+    cpu_s = waited_s = 0.0
+    pids = _descendants(processes)
+    asleep = init in pids  # else it has just ended
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            times = _stat(processes, pid)[11:15]  # utime, stime, and both of its children that have ended
+            cpu_s += sum(map(int, times)) / _TICKS_PER_S
+            for thread in _names(processes, f"{pid}/task"):
+                waited_s += int(_content(processes, f"{pid}/task/{thread}/schedstat").split()[1]) / 1e9
+                asleep = asleep and _stat(processes, f"{pid}/task/{thread}")[0] != b"R"
+    return UsedTimes(cpu_s, cpu_s + waited_s, asleep)
 
 
 def count_tasks(uid: int) -> int:
@@ -313,19 +377,41 @@ def count_tasks(uid: int) -> int:
     return tasks
 
 
-def _descendants(ancestor: int) -> list[int]:
+def _descendants(processes: int) -> list[int]:
+    """Of this process. `processes`: a descriptor of /proc."""
     children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stream:
-            state, parent = stream.read().rpartition(b")")[2].split()[:2]
+    for name in filter(str.isdigit, os.listdir(processes)):
+        with contextlib.suppress(OSError):  # it has ended
+            state, parent = _stat(processes, name)[:2]
             if state != b"Z":
                 children.setdefault(int(parent), []).append(int(name))
-    found, waiting = [], [ancestor]
+    found, waiting = [], [os.getpid()]
     while waiting:
         below = children.get(waiting.pop(), [])
         found += below
         waiting += below
     return found
+
+
+def _stat(processes: int, task: int | str) -> list[bytes]:
+    """Its state, its parent and so on: the fields after the name, which may have spaces."""
+    return _content(processes, f"{task}/stat").rpartition(b")")[2].split()
+
+
+def _names(folder: int, path: str) -> list[str]:
+    descriptor = os.open(path, os.O_RDONLY, dir_fd=folder)
+    try:
+        return os.listdir(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _content(folder: int, path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY, dir_fd=folder)
+    try:
+        return os.read(descriptor, 1 << 12)
+    finally:
+        os.close(descriptor)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -33,10 +33,11 @@ class SandboxReport:
 
 
 class _Cases:
-    """`__case__` of the tests: `if __case__.wanted(0):` and `with __case__(0): assert ...`."""
+    """`__case__` of the tests: `if __case__.wanted(0):` and `with __case__(0): assert ...`. `end`: called after a
+    failure; None: the others follow."""
 
-    def __init__(self, report: SandboxReport, first: int) -> None:
-        self._report, self._first, self._index = report, first, first
+    def __init__(self, report: SandboxReport, first: int, end: Callable[[], NoReturn] | None) -> None:
+        self._report, self._first, self._index, self._end = report, first, first, end
 
     def wanted(self, index: int) -> bool:
         return index >= self._first
@@ -52,6 +53,8 @@ class _Cases:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._report(case=self._index, error=None if error is None else _reason(error))
+        if error is not None and self._end is not None:
+            self._end()
         return True
 
 
@@ -105,10 +108,9 @@ def execute(tests: int, connection: int, report: int, longest_message: int, *, e
         with open(tests, "rb") as stream:
             wanted = json.loads(stream.read())
         peer = _Connection(connection, longest_message, results, end)
-        if wanted["function"] is None:
-            _run_asserts(wanted, peer, _Cases(results, wanted["first"]))
-        else:
-            _run_calls(wanted, peer, _Cases(results, wanted["first"]))
+        cases = _Cases(results, wanted["first"], None if wanted["go_on"] else end)
+        run = _run_asserts if wanted["function"] is None else _run_calls
+        run(wanted, peer, cases)
     except BaseException as error:
         results(error=_reason(error))
     end()

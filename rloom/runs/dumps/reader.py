@@ -162,7 +162,7 @@ class Dumps:
 
     def rows(self, kind: Kind, step: int) -> list[dict[str, Any]]:
         """Its answers, as they are dumped, without their tokens; `calls` only if they have several turns."""
-        return self._rows(kind, step, [*ANSWER_COLUMNS, "calls"])
+        return self._rows(kind, step, [*ANSWER_COLUMNS, "detail", "calls"])
 
     def texts(self, kind: Kind, step: int) -> dict[int, list[str]]:
         """The answers of each group, to search in."""

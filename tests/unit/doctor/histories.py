@@ -119,6 +119,7 @@ def answers(
     prompts: int = 64,
     text: Callable[[int], str] = lambda n: f"#### {n}",
     calls: Callable[[int], int] | None = None,
+    detail: Callable[[int], str | None] = lambda n: None,
 ) -> Samples:
     """Four answers to each of 64 prompts of one step, every second one right. `score`: (number, right) -> score."""
     rows = []
@@ -129,6 +130,7 @@ def answers(
                 "group": row, "index": row, "data_source": "openai/gsm8k", "prompt": f"question {row % prompts}",
                 "ground_truth": str(row % prompts), "output": text(row % prompts) if right else text(1000 + number % 4),
                 "score": score(number, right), "accuracy": None, "length": 4, "prediction": None, "finished": True,
+                "detail": detail(number),
                 **({} if calls is None else {"calls": calls(number)}),
             }
         )  # fmt: skip

@@ -472,3 +472,32 @@ def test_another_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_guide_lists_every_finding_in_the_order_of_the_checks(page: str) -> None:
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.M)
     assert rows == list(CHECKS)
+
+
+def test_steps_that_wait_for_programs_ask_for_a_shorter_limit_and_not_for_more_workers() -> None:
+    details = {
+        3: "0 of 3 tests passed; test 1: CPU time limit of 10 s",
+        4: "1 of 3 tests passed; test 2: time limit of 1 s",
+    }
+    samples = answers(
+        lambda number, right: right, detail=lambda number: details.get(number // 4, "3 of 3 tests passed")
+    )
+    waits: Values = {
+        "reward/out_of_time": lambda step: 1 / 512 if step % 2 else 0.0,
+        "timing_s/reward": lambda step: 9.5 if step % 2 else 0.2,
+    }
+    known = history(waits, {"reward_model.num_workers": 14})
+    [finding] = diagnose(History(known.metrics, known.config, read_samples=lambda: samples))
+    assert finding.kind == "slow_stage"
+    assert finding.evidence[1] == (
+        "in 10 of 20 steps a program ran into its time limit of up to 10 s, and the step waited 9.5 s; row of the data "
+        "(test): 3 (1), 4 (2)"
+    )
+    assert [change.assignment for change in finding.changes] == ["reward_model.sandbox.cpu_s=2"]
+    assert [one for one in finding.advice if isinstance(one, str)] == [
+        "give rows without one a reference solution (extra_info.answer), or time_limit_s in their ground truth"
+    ]
+    slow = {**waits, "timing_s/reward": 9.5}  # with and without such a program
+    known = history(slow, {"reward_model.num_workers": 14})
+    [finding] = diagnose(History(known.metrics, known.config, read_samples=lambda: samples))
+    assert [change.assignment for change in finding.changes] == ["reward_model.num_workers=56"]

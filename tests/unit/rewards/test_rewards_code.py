@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rloom.rewards.rules.code import compute_score
 from rloom.rewards.rules.code_answers import chosen_block, programs
 from rloom.rewards.rules.code_problems import Asserts, problem_of
 from rloom.rewards.sandbox.tests import same_text, same_value
+from rloom.rewards.score_queue import BackgroundScorer
 from rloom.rewards.user_function import FunctionCaller
 from rloom.types import Sample, Score
 from tests.code_mutants import with_another_operator, with_other_returns, without_bodies
@@ -102,10 +104,10 @@ def test_a_humaneval_answer_is_a_continuation_or_a_whole_function(answer: str) -
 
 
 def test_each_statement_with_an_assert_in_check_is_a_test() -> None:
-    result = score("    return a + b if a != 2 else 0", ADD, source=HUMANEVAL)
+    result = score("    return a + b if a != 2 else 0", ADD, source=HUMANEVAL, partial_credit=True)
     assert result["detail"] == "2 of 3 tests passed; test 2: assertion failed"
-    assert (result["score"], result["acc"]) == (0.0, 0.0)
-    assert result["tests_passed"] == pytest.approx(2 / 3)
+    assert (result["acc"], result["out_of_time"]) == (0.0, 0.0)
+    assert result["score"] == result["tests_passed"] == pytest.approx(2 / 3)
 
 
 def test_partial_credit_is_the_share_of_tests_that_passed() -> None:
@@ -114,12 +116,25 @@ def test_partial_credit_is_the_share_of_tests_that_passed() -> None:
     assert score(answer, SQUARE)["score"] == 0.0
 
 
+def test_without_partial_credit_the_first_test_that_fails_ends_the_program() -> None:
+    """The second test would run into the time limit, and the step would wait for it."""
+    answer = fenced("def square(x):\n    while x == 3: pass\n    return -1")
+    wrong = score(answer, SQUARE)
+    assert (wrong["detail"], wrong["out_of_time"]) == ("0 of 3 tests passed; test 1: assertion failed", 0.0)
+    calls = {"fn_name": "square", "inputs": [[2], [3]], "outputs": [4, 9]}
+    assert score(answer, calls, source="apps")["detail"] == "0 of 2 tests passed; test 1: returned -1, expected 4"
+
+
 def test_an_endless_loop_fails_its_test_and_partial_credit_goes_on_after_it() -> None:
     answer = fenced("def square(x):\n    while x == 3: pass\n    return x * x")
     result = score(answer, SQUARE, partial_credit=True)
     assert result["detail"] == "2 of 3 tests passed; test 2: CPU time limit of 1 s"
     assert result["score"] == pytest.approx(2 / 3)
     assert score(answer, SQUARE)["detail"] == "1 of 3 tests passed; test 2: CPU time limit of 1 s"
+    always = score(fenced("def square(x):\n    while True: pass"), SQUARE, partial_credit=True)
+    limits = "test 1: CPU time limit of 1 s; test 2: CPU time limit of 0.25 s"
+    assert always["detail"] == f"0 of 3 tests passed; {limits}"
+    assert always["out_of_time"] == 1.0
 
 
 def test_the_total_time_limit_ends_the_tests_of_an_answer() -> None:
@@ -133,6 +148,7 @@ def test_an_answer_without_code_and_one_that_does_not_compile_score_zero() -> No
         "score": 0.0,
         "acc": 0.0,
         "tests_passed": 0.0,
+        "out_of_time": 0.0,
         "pred": None,
         "detail": "0 of 3 tests passed; no code in the answer",
     }
@@ -300,10 +316,21 @@ def test_the_pool_returns_scores_with_details_and_failures_with_reasons(pool: Ru
     (right,), (partly,), (broken,) = scores
     assert (right.value, right.detail, right.prediction) == (1.0, "3 of 3 tests passed", good + "\n")
     assert partly.value == pytest.approx(2 / 3)
-    assert partly.parts == {"acc": 0.0, "tests_passed": pytest.approx(2 / 3)}
+    assert partly.parts == {"acc": 0.0, "tests_passed": pytest.approx(2 / 3), "out_of_time": 1.0}
     assert partly.detail == "2 of 3 tests passed; test 2: CPU time limit of 1 s"
     assert not broken.ok
     assert "the ground truth of a row of mbpp cannot be used" in (broken.reason or "")
+
+
+def test_an_answer_does_not_wait_behind_a_program_that_does_not_end() -> None:
+    keys = KEYS | {"cpu_s": 1000, "timeout_s": 1000.0}
+    asleep = Sample("mbpp", "", fenced("import time\ndef square(x): time.sleep(1000)"), SQUARE)
+    right = Sample("mbpp", "", fenced("def square(x): return x * x"), SQUARE)
+    with closing(BackgroundScorer(RulePool(num_workers=1, timeout_s=10, sandbox=keys))) as queue:
+        queue.submit([(right,)]).result()
+        stuck = queue.submit([(asleep,)])
+        assert [queue.submit([(right,)]).result()[0][0].value for _ in range(3)] == [1.0, 1.0, 1.0]
+        assert not stuck.done()
 
 
 def test_a_sandbox_that_cannot_start_is_a_failed_score(monkeypatch: pytest.MonkeyPatch) -> None:
