@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,8 +139,8 @@ class ServerRollout(Rollout):
         server.failures_since_answer = 0
         return Completion(
             number,
-            torch.tensor(answer.tokens, dtype=torch.long),
-            torch.tensor(answer.logprobs, dtype=torch.float32),
+            torch.from_numpy(np.array(answer.tokens, dtype=np.int64)),
+            torch.from_numpy(np.array(answer.logprobs, dtype=np.float32)),
             answer.finished,
             version,
             reused_tokens=answer.reused_tokens,

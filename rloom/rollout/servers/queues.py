@@ -44,7 +44,7 @@ class Server:
     failures_since_answer: int = 0  # failures since its last answer
     reason: str = "has not answered yet"
     sender: Sender | None = None
-    sends: "set[asyncio.Task[bytes]]" = field(default_factory=set)  # requests without an answer yet
+    sends: set[asyncio.Timeout] = field(default_factory=set)  # of requests without an answer yet; each ends when due
     recovering: asyncio.Lock = field(default_factory=asyncio.Lock)
     confirmed_s: float = 0.0  # when its identity was read last
     reading: "asyncio.Task[None] | None" = None  # of its identity

@@ -34,7 +34,7 @@ class TrtllmApi(ServerApi):
         sampling = request.sampling
         body: dict[str, Any] = {
             "model": "policy",  # required, and not compared
-            "prompt": list(request.tokens),
+            "prompt": request.tokens,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

@@ -221,8 +221,10 @@ class WatchedServers:
         if server.process_connection is not None:
             server.process_connection.close()
             server.process_connection = None
-        for send in list(server.sends):  # a server that hangs would not answer them
-            send.cancel()
+        now = asyncio.get_running_loop().time()
+        for send in server.sends:  # a server that hangs would not answer them
+            send.reschedule(now)
+        server.sends.clear()
         self.queues.take_back(server)
         others = sum(self.is_usable(other) for other in self.servers)
         log.warning(f"The server {server.url} {server.reason}. {others} of {len(self.servers)} servers are left.")
@@ -256,18 +258,15 @@ class WatchedServers:
 
     async def send(self, server: Server, call: Call) -> bytes:
         """Unreachable: also if the server counts as down before it has answered."""
-        send = asyncio.ensure_future(self.http.send(server.url, call))
-        server.sends.add(send)
+        until_failed = asyncio.timeout(None)
         try:
-            return await send
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            assert task is not None
-            if task.cancelling():  # by the caller
-                raise
+            async with until_failed:
+                server.sends.add(until_failed)
+                return await self.http.send(server.url, call)
+        except TimeoutError:
             raise Unreachable(server.reason) from None
         finally:
-            server.sends.discard(send)
+            server.sends.discard(until_failed)
 
     def unrecoverable(self) -> str | None:
         """Why no server will become usable while requests wait: the weights would have to be sent to one again."""
