@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,6 @@ from rloom.errors import WorkerError
 from rloom.net.retry import retry_after_s
 
 T = TypeVar("T")
-P = TypeVar("P", bound=asyncio.Protocol)
 Headers = list[tuple[str, str]]
 LOCALHOST = "127.0.0.1"
 KEEP_ALIVE_S = 30.0  # servers close an idle connection earlier; a router between may forget it without a word
@@ -198,7 +197,7 @@ class DirectConnections:
             except ConnectionError:
                 if idle.has_received:
                     raise
-        return await self.exchange_over(await open_connection(url, Connection), url, *request)
+        return await self.exchange_over(await open_connection(url), url, *request)
 
     async def exchange_over(
         self, connection: "Connection", url: str, method: str, target: str, headers: Headers, body: bytes
@@ -294,55 +293,13 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
 
-async def open_connection(url: str, make: Callable[[], P]) -> P:
+async def open_connection(url: str) -> Connection:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     _, connection = await asyncio.get_running_loop().create_connection(
-        make, parts.hostname or LOCALHOST, port, ssl=parts.scheme == "https" or None
+        Connection, parts.hostname or LOCALHOST, port, ssl=parts.scheme == "https" or None
     )
     return connection
-
-
-class ProcessConnection(asyncio.Protocol):
-    """An idle connection that the kernel closes when the server's process ends, before another one can answer.
-
-    Servers close a kept-alive connection between two requests, but not one before its first request. It is for servers
-    on this machine: a proxy may close it.
-    """
-
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self.on_end: Callable[[], None] | None = on_end
-
-    @classmethod
-    async def open(cls, url: str, on_end: Callable[[], None]) -> "ProcessConnection":
-        try:
-            return await open_connection(url, lambda: cls(on_end))
-        except OSError as error:
-            if lacks_descriptors(error):
-                raise WorkerError(no_descriptors(url)) from error
-            raise Unreachable(f"did not accept a connection ({error})") from error
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-
-    def eof_received(self) -> None:
-        self.ended()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.ended()
-
-    def ended(self) -> None:
-        on_end, self.on_end = self.on_end, None
-        if on_end is not None:
-            on_end()
-
-    @property
-    def has_ended(self) -> bool:
-        return self.on_end is None
-
-    def close(self) -> None:
-        self.on_end = None
-        self.transport.close()
 
 
 async def within(limit_s: float, work: Awaitable[T]) -> T:
