@@ -148,8 +148,8 @@ class DumpSample:
     @property
     def message(self) -> str:
         return (
-            f"Answers to {self.groups} of the {self.groups_of_step} prompts of this step are written to rollouts/, drawn "
-            f"at random: the folder has room for {DUMPS_TO_KEEP} such steps. trainer.log_rollouts_gb sets its size"
+            f"Answers to {self.groups} of the {self.groups_of_step} prompts of this step are written to rollouts/, "
+            f"drawn at random: the folder has room for {DUMPS_TO_KEEP} such steps. trainer.log_rollouts_gb sets it"
         )
 
 
