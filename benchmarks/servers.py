@@ -34,16 +34,25 @@ APIS: dict[str, Callable[[], ServerApi]] = {"vllm": VllmApi, "sglang": SglangApi
 
 
 def recorded(tokens: int) -> dict[str, object]:
-    """Answers by path. Those of vLLM and TensorRT-LLM have the same form."""
+    """Answers by path, with all fields that vLLM sends for `logprobs=0` and `return_token_ids`. TensorRT-LLM's have the
+    same form, without the texts of tokens."""
     drawn = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 150_000, (tokens,), generator=drawn).tolist()
     logprobs = (-3 * torch.rand(tokens, generator=drawn, dtype=torch.float64)).tolist()
+    texts = [f" word{token}" for token in ids]
     choice = {
         "index": 0,
-        "text": "",
+        "text": "".join(texts),
         "token_ids": ids,
-        "logprobs": {"token_logprobs": logprobs},
+        "logprobs": {
+            "text_offset": [sum(map(len, texts[:place])) for place in range(tokens)],
+            "token_logprobs": logprobs,
+            "tokens": texts,
+            "top_logprobs": [{text: value} for text, value in zip(texts, logprobs, strict=True)],
+        },
         "finish_reason": "stop",
+        "stop_reason": ids[-1],
+        "prompt_token_ids": torch.randint(0, 150_000, (256,), generator=drawn).tolist(),
     }
     meta = {
         "output_token_logprobs": [[value, token, None] for value, token in zip(logprobs, ids, strict=True)],
@@ -55,6 +64,7 @@ def recorded(tokens: int) -> dict[str, object]:
         "/generate": {"text": "", "output_ids": ids, "meta_info": meta},
         "/collective_rpc": {"results": [["one process", LABEL]]},
         "/health": {},
+        "/weights_identity": {"instance": "one process", "label": LABEL},
     }
 
 

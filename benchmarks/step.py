@@ -119,7 +119,7 @@ class Step:
     def start_dumping(self, folder: Path) -> None:
         """From here on each step writes its answers."""
         self.learner.objective = replace(OBJECTIVE, records_tokens=True)
-        self.dumps = DumpWriter(folder, limit=math.inf, report=note)
+        self.dumps = DumpWriter(folder, limit=math.inf, seed=1, report=note)
 
     def look_at_memory(self, done: int, total: int) -> None:
         """With the first answer: while the cache is there. It is given back before the update."""

@@ -11,7 +11,7 @@ A quantity of token t (its log-prob, its advantage, the value of the state befor
 token of a sample has no context: its log-prob and value are 0, and it is never in the mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Self
@@ -249,6 +249,7 @@ class TrainBatch(Batch):
     rollout_weights_T: Tensor | None = None  # iff rollout correction by weights: factor of each token's policy loss
     keep_T: Tensor | None = None  # iff rollout correction by rejection: bool, False if rejected
     chosen_T: Tensor | None = None  # iff the policy loss selects tokens over the whole mini-batch: bool
+    recorded_N: Tensor | None = None  # iff an update returns its outputs for some samples alone: bool
 
     @classmethod
     def of(
@@ -303,23 +304,31 @@ class TokenOutputs:
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """What the policy computed for each token in the last update of a step that used it; not differentiable."""
+    """What the policy computed for the tokens of the recorded samples, in the last update of a step that used them; not
+    differentiable."""
 
     entropy_T: Tensor  # 0 where no update used the token
     ratio_T: Tensor  # its probability over that of the old policy; 1 if the update was on-policy
+    places: Mapping[int, int]  # of each recorded sample among them, by its row in the batch
+    ends: Sequence[int]  # of the recorded samples, by `token_ends`
 
     @classmethod
-    def empty(cls, tokens: int) -> "TokenRecord":
-        return cls(torch.zeros(tokens), torch.ones(tokens))
+    def empty(cls, batch: TrainBatch) -> "TokenRecord":
+        all_N = torch.arange(len(batch))
+        rows_N = all_N if batch.recorded_N is None else all_N[batch.recorded_N]
+        ends = token_ends(batch.length_N[rows_N])
+        places = {row: place for place, row in enumerate(rows_N.tolist())}
+        return cls(torch.zeros(ends[-1]), torch.ones(ends[-1]), places, ends)
 
-    def put(
-        self, ends: Sequence[int], rows: Sequence[int], outputs: TokenOutputs, old_logprobs_T: Tensor | None
-    ) -> None:
-        """`outputs`: of the samples `rows`, in that order. `ends`: of all samples, by `token_ends`."""
+    def put(self, ends: Sequence[int], rows: Sequence[int], outputs: TokenOutputs, batch: TrainBatch) -> None:
+        """`outputs`: of those of the samples `rows` that are recorded, in that order. `ends`: of all samples."""
         assert outputs.entropy_T is not None  # a policy's
-        place(self.entropy_T, ends, rows, outputs.entropy_T)
-        if old_logprobs_T is not None:
-            place(self.ratio_T, ends, rows, (outputs.output_T - joined(old_logprobs_T, ends, rows)).exp_())
+        recorded = [row for row in rows if row in self.places]
+        places = [self.places[row] for row in recorded]
+        place(self.entropy_T, self.ends, places, outputs.entropy_T)
+        if batch.old_logprobs_T is not None:
+            old_T = joined(batch.old_logprobs_T, ends, recorded)
+            place(self.ratio_T, self.ends, places, (outputs.output_T - old_T).exp_())
 
 
 def sum_by_episode(value_N: Tensor, batch: Batch) -> Tensor:

@@ -6,6 +6,7 @@ or as a process: `python -m tests.fake_servers sglang --model FOLDER --port 8000
 """
 
 import argparse
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -17,6 +18,7 @@ import signal
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +26,7 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import torch
 import torch.distributed as dist
@@ -34,6 +37,7 @@ from torch.distributed.rendezvous import rendezvous
 from rloom.engines.weight_sync import received_stream, retried
 from rloom.errors import ModelError
 from rloom.rollout.base import Completion, Request, Sampling
+from rloom.rollout.servers.trtllm_server import IDENTITY_ROUTE, add_routes
 from tests.fake_engines import Engine, OneToken, Refusal
 
 # fields of v0.5.18: srt/managers/io_struct.py (GenerateReqInput, those that a text model has) and
@@ -148,12 +152,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.calls[self.path] += 1
-        self.reply((200 if self.server.is_healthy else 503) if self.path == "/health" else 404, b"")
+        if self.path == "/health":
+            self.reply(200 if self.server.is_healthy else 503, b"")
+        else:
+            self.answer(b"")
 
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = json.loads(sent or b"{}")
         self.server.calls[self.path] += 1
+        self.answer(sent)
+
+    def answer(self, sent: bytes) -> None:
+        body = json.loads(sent or b"{}")
         self.server.bodies.append((self.path, body))
         try:
             self.server.authorize(self.path, sent, self.headers)
@@ -290,9 +300,33 @@ def opened(data: bytes) -> Any:
     return retried(lambda: AllowedOnly(io.BytesIO(data)).load())
 
 
+class OwnRoutes:
+    """Routes that rloom's start program adds to FastAPI's app."""
+
+    def __init__(self) -> None:
+        self.endpoints: dict[tuple[str, str], Callable[..., Coroutine[Any, Any, Any]]] = {}
+
+    def add_api_route(
+        self, path: str, endpoint: Callable[..., Coroutine[Any, Any, Any]], *, methods: list[str]
+    ) -> None:
+        for method in methods:
+            self.endpoints[method, path] = endpoint
+
+    def call(self, method: str, target: str) -> Any:
+        parts = urlsplit(target)
+        if (method, parts.path) not in self.endpoints:
+            raise Refusal(f"Not Found: {target}", 404)
+        return asyncio.run(self.endpoints[method, parts.path](**dict(parse_qsl(parts.query))))
+
+
 class FakeTrtllm(FakeServer):
     control_routes = ("/release_memory", "/resume_memory", "/update_weights")
     control_key: str | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.own_routes = OwnRoutes()
+        add_routes(self.own_routes)
 
     def authorize(self, path: str, body: bytes, headers: Message) -> None:
         """As serve/rl_control_auth.py."""
@@ -312,7 +346,7 @@ class FakeTrtllm(FakeServer):
             case "/update_weights":
                 self.update(body["weights"])
             case _:
-                raise Refusal(f"Not Found: {path}", 404)
+                return self.own_routes.call("GET" if path == IDENTITY_ROUTE else "POST", path)
         return {"status": "success"}
 
     def complete(self, body: JSON) -> JSON:

@@ -126,7 +126,7 @@ def write_episode_run(folder: Path) -> Path:
     run = GrowingRun(folder, total_steps=1)
     found = trajectories()
     batch = train_batch(found)
-    run.dumps.write("train", 1, partial(training_table, found, batch, TokenRecord.empty(len(batch.tokens_T))))
+    run.dumps.write("train", 1, partial(training_table, found, batch, TokenRecord.empty(batch)))
     run.dumps.write("validation", 0, partial(validation_table, found))
     run.log_step(1, {"critic/score/mean": 0.5, "episode/turns/mean": 3.5, "episode/ended/done": 0.25})
     run.close()

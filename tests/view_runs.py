@@ -181,7 +181,9 @@ class GrowingRun:
         self.folder, self.interval_s, self.total_steps = folder, interval_s, total_steps
         (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), allow_unicode=True), encoding="utf-8")
         self.events = EventLog(folder / EVENTS_FILE)
-        self.dumps = DumpWriter(folder / FOLDER, limit=float("inf"), report=_fail, save_tokenizer=_save_tokenizer)
+        self.dumps = DumpWriter(
+            folder / FOLDER, limit=float("inf"), seed=1, report=_fail, save_tokenizer=_save_tokenizer
+        )
         self.last_step = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._grow, name="growing-run")

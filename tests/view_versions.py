@@ -24,9 +24,11 @@ def answer_of(runs: list[tuple[int, int]]) -> Trajectory:
 
 
 def write_versions_run(folder: Path) -> Path:
-    """Two answers: three tokens of the first weights and the rest after step 2, and all after step 2."""
+    """Two answers: three tokens of the first weights and the rest after step 2, and all after step 2. Their prompt was
+    drawn from 512."""
     run = GrowingRun(folder, total_steps=3)
-    run.dumps.write("train", 3, partial(validation_table, [answer_of([(3, 0), (0, 2)]), answer_of([(0, 2)])]))
+    answers = [answer_of([(3, 0), (0, 2)]), answer_of([(0, 2)])]
+    run.dumps.write("train", 3, partial(validation_table, answers), groups_of_step=512)
     run.log_step(3, {"critic/score/mean": 1.0})
     run.close()
     return folder

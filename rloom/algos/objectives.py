@@ -38,7 +38,7 @@ class Objective(Protocol):
 
     @property
     def records_tokens(self) -> bool:
-        """Whether an update also returns the model's output for each token."""
+        """Whether an update also returns the model's output for each token of the samples that are recorded."""
 
     @property
     def choose(self) -> Callable[[TrainBatch], Tensor] | None:

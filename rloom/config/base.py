@@ -419,7 +419,8 @@ class Trainer(RunTrainer):
     log_rollouts_gb: float | None = key(
         2.0,
         "GiB that `rollouts/` may have. Beyond that, steps in between are removed: the rest is spread evenly over the "
-        "run. null: no limit.",
+        "run. Of a step that could have more than a 32nd of it, only the answers to some prompts are written, drawn at "
+        "random. null: no limit.",
         gt=0,
     )
     log_val_generations: int = key(

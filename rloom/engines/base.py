@@ -52,7 +52,7 @@ class Update:
     grad_norm: float
     applied: bool
     metrics: Metrics = field(default_factory=dict)  # this worker's summands of the mini-batch's metrics
-    outputs: TokenOutputs | None = None  # iff the objective records them: of this worker's tokens, on the host
+    outputs: TokenOutputs | None = None  # iff the objective records them: of this worker's samples, on the host
 
 
 class TensorSpec(NamedTuple):

@@ -97,11 +97,15 @@ class Recorded:
     index_T: Tensor  # as in MicroBatches
     output_T: Tensor
     entropy_T: Tensor
+    chosen_T: Tensor | None  # bool, on the host: the tokens whose outputs are read. None: all
 
     @classmethod
-    def empty(cls, index_T: Tensor, device: torch.device) -> "Recorded":
-        zeros_T = torch.zeros(len(index_T), device=device)
-        return cls(index_T, zeros_T, zeros_T.clone())
+    def empty(cls, micro_batches: MicroBatches[TrainBatch]) -> "Recorded":
+        host_batch, device = micro_batches.host_batch, micro_batches.device_batch.tokens_T.device
+        zeros_T = torch.zeros(len(micro_batches.index_T), device=device)
+        chosen_N = host_batch.recorded_N
+        chosen_T = None if chosen_N is None else chosen_N[host_batch.sample_T]
+        return cls(micro_batches.index_T, zeros_T, zeros_T.clone(), chosen_T)
 
     def put(self, first_token: int, outputs: TokenOutputs) -> None:
         assert outputs.entropy_T is not None  # only a policy's outputs are recorded
@@ -111,9 +115,12 @@ class Recorded:
 
     def read(self) -> TokenOutputs:
         """In the order of the batch, on the host."""
-        numbers_2T = torch.stack([self.output_T, self.entropy_T]).cpu()
-        ordered_2T = torch.empty_like(numbers_2T)
-        ordered_2T[:, self.index_T] = numbers_2T
+        numbers_2T, index_T = torch.stack([self.output_T, self.entropy_T]), self.index_T
+        if self.chosen_T is not None:
+            numbers_2T = numbers_2T[:, self.chosen_T.to(numbers_2T.device)]
+            index_T = index_T[self.chosen_T].argsort().argsort()  # the place of each among those that are read
+        ordered_2T = torch.empty(numbers_2T.shape)
+        ordered_2T[:, index_T] = numbers_2T.cpu()
         return TokenOutputs(*ordered_2T)
 
 
@@ -127,7 +134,7 @@ class Tally:
 
     def begin(self, objective: Objective, counts: Counts, micro_batches: MicroBatches[TrainBatch]) -> "ObjectiveLoss":
         if objective.records_tokens:
-            self.recorded = Recorded.empty(micro_batches.index_T, micro_batches.device_batch.tokens_T.device)
+            self.recorded = Recorded.empty(micro_batches)
         return ObjectiveLoss(objective, counts, self)
 
     def read_metrics(self) -> Metrics:

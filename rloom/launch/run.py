@@ -31,7 +31,8 @@ from rloom.launch.job import (
 )
 from rloom.launch.models import needs_critic
 from rloom.runs.curve import draw_learning_curve
-from rloom.runs.dumps.index import FOLDER, limit_bytes
+from rloom.runs.dumps.index import FOLDER
+from rloom.runs.dumps.limits import limit_bytes
 from rloom.runs.dumps.writer import DumpWriter
 from rloom.runs.run_folder import RunFolder
 from rloom.runs.runlog import RunLog
@@ -148,7 +149,7 @@ def remove_dumps_after(step: int, dumps: DumpWriter | None, run_dir: Path) -> No
     if dumps is not None:
         dumps.remove_after(step)
         return
-    with closing(DumpWriter(run_dir / FOLDER, limit=math.inf, report=logger.warning)) as former:
+    with closing(DumpWriter(run_dir / FOLDER, limit=math.inf, seed=0, report=logger.warning)) as former:
         former.remove_after(step)
 
 
@@ -159,6 +160,7 @@ def dump_writer(config: Config, parts: PolicyParts, log: RunLog) -> DumpWriter |
     return DumpWriter(
         log.run_dir / FOLDER,
         limit=limit_bytes(trainer.log_rollouts_gb),
+        seed=config.data.seed,
         report=lambda message: log.warning(message, kind="rollouts"),
         save_tokenizer=parts.save_tokenizer,
     )

@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,9 +20,9 @@ from rloom.errors import WorkerError
 from rloom.net.retry import retry_after_s
 
 T = TypeVar("T")
-P = TypeVar("P", bound=asyncio.Protocol)
+Headers = list[tuple[str, str]]
 LOCALHOST = "127.0.0.1"
-KEEP_ALIVE_S = 2.0  # servers close an idle connection after 5 s: a request could be on its way
+KEEP_ALIVE_S = 30.0  # servers close an idle connection earlier; a router between may forget it without a word
 SPARE_DESCRIPTORS = 256  # for what else the process opens: files, shared memory, process groups
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 CLOSED = "the server closed the connection"
@@ -183,12 +183,27 @@ class DirectConnections:
     async def exchange(
         self, url: str, path: str, method: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, bytes]:
-        """An exchange that fails or is cancelled closes its connection, at which servers abort the request."""
+        """An exchange that fails or is cancelled closes its connection, at which servers abort the request.
+
+        A server may close an idle connection while a request is on its way. It has not read that request, which is then
+        sent once more.
+        """
         parts = urlsplit(url.rstrip("/"))
         own = {"Host": parts.netloc, "Content-Length": str(len(body))}
-        connection = self.idle_connection(url) or await open_connection(url, Connection)
+        request = method, parts.path + path, [*own.items(), *headers.items()], body
+        if (idle := self.idle_connection(url)) is not None:
+            try:
+                return await self.exchange_over(idle, url, *request)
+            except ConnectionError:
+                if idle.has_received:
+                    raise
+        return await self.exchange_over(await open_connection(url), url, *request)
+
+    async def exchange_over(
+        self, connection: "Connection", url: str, method: str, target: str, headers: Headers, body: bytes
+    ) -> tuple[int, bytes]:
         try:
-            answer = await connection.exchange(method, parts.path + path, [*own.items(), *headers.items()], body)
+            answer = await connection.exchange(method, target, headers, body)
         except BaseException:
             connection.transport.abort()
             raise
@@ -220,16 +235,15 @@ class Connection(asyncio.Protocol):
         self.answer: asyncio.Future[tuple[int, bytes]] | None = None
         self.status, self.parts = 0, list[bytes]()
         self.is_open, self.answered_s = True, 0.0
+        self.has_received = False  # anything of the answer
 
-    async def exchange(
-        self, method: str, target: str, headers: list[tuple[str, str]], body: bytes
-    ) -> tuple[int, bytes]:
+    async def exchange(self, method: str, target: str, headers: Headers, body: bytes) -> tuple[int, bytes]:
         """(status, body) of the answer. OSError: there is none."""
         request = h11.Request(method=method, target=target, headers=headers)
         sent = [self.state.send(event) or b"" for event in (request, h11.Data(body), h11.EndOfMessage())]
         if not self.is_open:
             raise ConnectionResetError(CLOSED)
-        self.status, self.parts = 0, []
+        self.status, self.parts, self.has_received = 0, [], False
         self.answer = asyncio.get_running_loop().create_future()
         self.transport.write(b"".join(sent))
         return await self.answer
@@ -243,6 +257,7 @@ class Connection(asyncio.Protocol):
         if answer is None or answer.done():  # nothing was asked for
             self.close()
             return
+        self.has_received = True
         try:
             self.state.receive_data(data)
             while not answer.done() and (event := self.state.next_event()) is not h11.NEED_DATA:
@@ -279,55 +294,13 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
 
-async def open_connection(url: str, make: Callable[[], P]) -> P:
+async def open_connection(url: str) -> Connection:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     _, connection = await asyncio.get_running_loop().create_connection(
-        make, parts.hostname or LOCALHOST, port, ssl=parts.scheme == "https" or None
+        Connection, parts.hostname or LOCALHOST, port, ssl=parts.scheme == "https" or None
     )
     return connection
-
-
-class ProcessConnection(asyncio.Protocol):
-    """An idle connection that the kernel closes when the server's process ends, before another one can answer.
-
-    Servers close a kept-alive connection between two requests, but not one before its first request. It is for servers
-    on this machine: a proxy may close it.
-    """
-
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self.on_end: Callable[[], None] | None = on_end
-
-    @classmethod
-    async def open(cls, url: str, on_end: Callable[[], None]) -> "ProcessConnection":
-        try:
-            return await open_connection(url, lambda: cls(on_end))
-        except OSError as error:
-            if lacks_descriptors(error):
-                raise WorkerError(no_descriptors(url)) from error
-            raise Unreachable(f"did not accept a connection ({error})") from error
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-
-    def eof_received(self) -> None:
-        self.ended()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.ended()
-
-    def ended(self) -> None:
-        on_end, self.on_end = self.on_end, None
-        if on_end is not None:
-            on_end()
-
-    @property
-    def has_ended(self) -> bool:
-        return self.on_end is None
-
-    def close(self) -> None:
-        self.on_end = None
-        self.transport.close()
 
 
 async def within(limit_s: float, work: Awaitable[T]) -> T:

@@ -10,10 +10,10 @@ from rloom.config.base import RunTrainer
 from rloom.config.schema import Config, SftConfig
 from rloom.models.source import ModelSource
 from rloom.plan.architecture import FLOAT32, adapter_parameters, critic_model, policy_model, read_architecture
+from rloom.runs.dumps.limits import TOKEN_BYTES, limit_bytes, tokens_of_a_step
 
 GIB, MIB = 1024**3, 1024**2
 CONTENTS = {"model": 1, "optimizer": 2, "hf_model": 1}  # float32 numbers of a parameter: weights; two moments
-ANSWER_TOKEN_BYTES = 16  # of an answer's token in `rollouts/`: four columns of float16, its number and its text
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,20 @@ def saves(trainer: RunTrainer, steps: int | None, saved: int) -> int | None:
 
 
 def answer_bytes(config: Config, steps: int | None) -> float:
-    trainer, limit = config.trainer, config.trainer.log_rollouts_gb
-    if not trainer.log_rollouts:
-        return 0
-    tokens = config.data.train_batch_size * config.actor_rollout_ref.rollout.n * config.data.max_response_length
-    written = ANSWER_TOKEN_BYTES * tokens * (steps or 1)
-    return written if limit is None else min(written, limit * GIB)
+    written = TOKEN_BYTES * answer_tokens(config) * dumped_share(config) * (steps or 1)
+    return min(written, limit_bytes(config.trainer.log_rollouts_gb))
+
+
+def answer_tokens(config: Config) -> int:
+    """Of a step, at most."""
+    return config.data.train_batch_size * config.actor_rollout_ref.rollout.n * config.data.max_response_length
+
+
+def dumped_share(config: Config) -> float:
+    """Of a step's answers, at their largest length."""
+    if not config.trainer.log_rollouts:
+        return 0.0
+    return min(1.0, tokens_of_a_step(limit_bytes(config.trainer.log_rollouts_gb)) / answer_tokens(config))
 
 
 def free_bytes(folder: Path) -> float | None:

@@ -13,6 +13,7 @@ from rloom.config.schema import Config
 from rloom.plan import megatron
 from rloom.plan.architecture import FLOAT32, ModelPlan
 from rloom.plan.batches import Batches, PassPlan
+from rloom.plan.disk import dumped_share
 from rloom.plan.memory import Memory, reduces_once
 
 # Measured on one H200 (docs/measurements/).
@@ -245,9 +246,9 @@ def offloaded_bytes(model: ModelPlan, passes: int, sums: int) -> float:
 
 def through_driver(config: Config, sizes: Batches, scorings: int) -> Stage:
     """Answers arrive there; the batch leaves from there once. A number a token returns from every scoring, and two from
-    every epoch of the actor whose answers are dumped."""
+    every epoch of the actor for each answer that is dumped."""
     optional = scorings + (1 if sizes.critic is not None else 0)  # old log-probs, reference, values; returns
-    recorded = 2 * NUMBER * sizes.actor.epochs if config.trainer.log_rollouts else 0
+    recorded = 2 * NUMBER * sizes.actor.epochs * dumped_share(config)
     each = COMPLETION + PUT + NUMBER * (1 + optional) + NUMBER * scorings + recorded
     moved = float(each * sizes.tokens)
     return Stage(THROUGH_DRIVER, moved / DRIVER_COPIES, moved / DRIVER, moved)

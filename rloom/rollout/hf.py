@@ -14,6 +14,8 @@ from rloom.models.network import PolicyNetwork
 from rloom.rollout.base import Completion, Request, Rollout, WeightOwner, copy_weights
 from rloom.transfer import tensors_of
 
+LOGITS_BYTES = 8 << 30  # of a batch: generate() keeps the logits of every token, in float32
+
 
 class HfRollout(Rollout):
     def __init__(
@@ -56,11 +58,18 @@ class HfRollout(Rollout):
             return []
         kinds = {number: self.kind(request) for number, request in self.waiting.items()}
         first = next(iter(kinds.values()))
-        batch = [number for number, kind in kinds.items() if kind == first][: self.max_sequences]
+        alike = [number for number, kind in kinds.items() if kind == first][: self.max_sequences]
+        batch = alike[: self.sequences_that_fit([self.waiting[number] for number in alike])]
         completions = self.generate_batch({number: self.waiting[number] for number in batch})
         for number in batch:
             del self.waiting[number]
         return completions
+
+    def sequences_that_fit(self, requests: Sequence[Request]) -> int:
+        """Whose logits take no more than LOGITS_BYTES; one at least."""
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        longest = max(request.sampling.max_new_tokens for request in requests)
+        return max(1, LOGITS_BYTES // (4 * vocabulary * longest))
 
     def kind(self, request: Request) -> tuple[Any, ...]:
         """Equal for requests that can be in one batch."""
@@ -99,9 +108,12 @@ class HfRollout(Rollout):
                 output_logits=True,
                 **choice,
             )
-        written = out.sequences[:, tokens.shape[1] :].cpu()
-        logits = torch.stack(out.logits, 1).float().cpu() / (sampling.temperature or 1.0)
-        logprobs = logits.log_softmax(-1).gather(-1, written[..., None]).squeeze(-1)
+        written = out.sequences[:, tokens.shape[1] :]
+        columns = [  # token by token: the logits of the batch are not copied
+            (logits.float() / (sampling.temperature or 1.0)).log_softmax(-1).gather(-1, written[:, place, None])
+            for place, logits in enumerate(out.logits)
+        ]
+        written, logprobs = written.cpu(), torch.cat(columns, 1).cpu()
         completions = []
         for number, request, row, logprob in zip(batch, requests, written, logprobs, strict=True):
             limit = request.sampling.max_new_tokens

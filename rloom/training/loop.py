@@ -24,7 +24,7 @@ from rloom.episodes.record import episode_metrics
 from rloom.errors import CheckpointError, TrainingError
 from rloom.rewards.composite import check_failures, common_reasons
 from rloom.rollout.base import Sampling
-from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
+from rloom.runs.dumps.writer import DumpSample, DumpWriter, training_table, validation_table
 from rloom.runs.metrics import batch_metrics, part_metrics, throughput, utilisation
 from rloom.runs.mismatch import MismatchMonitor
 from rloom.runs.runlog import RunLog
@@ -138,6 +138,7 @@ class StepResult:
     rewards_T: Tensor
     metrics: Metrics
     record: TokenRecord | None = None  # iff the policy was updated and its tokens are dumped
+    dumped: DumpSample | None = None  # iff a part of the answers is dumped
 
 
 class Training(StepLoop):
@@ -163,6 +164,7 @@ class Training(StepLoop):
         super().__init__(settings, state, log, checkpoints, write_checkpoint, after_step, diagnosis)
         self.roles, self.stream, self.load_checkpoint, self.dumps = roles, stream, load_checkpoint, dumps
         self.mismatch_monitor = MismatchMonitor(settings.mismatch_warning)
+        self.has_sampled_dumps = False  # the log has said so
 
     def interrupt(self, number: int) -> None:
         if self.roles.sampler.episodes is not None:
@@ -189,13 +191,18 @@ class Training(StepLoop):
                 batch, found, old_logprobs_T=old_logprobs_T, ref_logprobs_T=ref_logprobs_T, values_T=values_T
             )
             train_batch, mismatch_metrics = self.corrected(train_batch)
+            dumped = None if self.dumps is None else self.dumps.sample("train", step, trajectories)
+            if dumped is not None:
+                recorded_N = torch.zeros(len(batch), dtype=torch.bool)
+                recorded_N[dumped.rows] = True
+                train_batch = replace(train_batch, recorded_N=recorded_N)
 
         # 3. Update: the critic in every step, the policy once the critic's warm-up is over.
         metrics |= reward_metrics | mismatch_metrics
         if roles.critic is not None:
             with self.stage("update_critic"):
                 metrics |= roles.critic.learn(train_batch.without_experts(), step, log.advance, store=store)
-        record = None if self.dumps is None or step <= s.critic_warmup else TokenRecord.empty(len(batch.tokens_T))
+        record = None if self.dumps is None or step <= s.critic_warmup else TokenRecord.empty(train_batch)
         if step > s.critic_warmup:
             with self.stage("update_actor"):
                 metrics |= roles.policy.learn(train_batch, step, log.advance, record, store)
@@ -204,7 +211,7 @@ class Training(StepLoop):
         with self.stage("update_weights"), self.generation_paused(next_step=step + 1):
             roles.sampler.sync_weights(version=step)
             self.state, self.updates_at_state = self.state_after(step, kl), self.updates
-        return StepResult(trajectories, train_batch, rewards_T, metrics, record)
+        return StepResult(trajectories, train_batch, rewards_T, metrics, record, dumped)
 
     def state_after(self, step: int, kl: KlControl) -> State:
         queue = None if self.roles.ahead is None else self.roles.ahead.queue
@@ -412,8 +419,7 @@ class Training(StepLoop):
         log.show_first_rewards([(answer.prompt.data_source, answer.score) for answer in answers])
         if s.rollout_dir is not None:
             log.dump_rollouts(s.rollout_dir, step, self.roles.sampler.rows(result.trajectories, step))
-        if self.dumps is not None:
-            self.dumps.write("train", step, partial(training_table, result.trajectories, train_batch, result.record))
+        self.dump(step, result)
         tokens = len(train_batch.tokens_T)
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device, devices=s.devices)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
@@ -428,6 +434,20 @@ class Training(StepLoop):
         self.warn_of_mismatch(step, result)
         return logged
 
+    def dump(self, step: int, result: StepResult) -> None:
+        if self.dumps is None:
+            return
+        answers, batch, dumped = result.trajectories, result.train_batch, result.dumped
+        if dumped is None:
+            self.dumps.write("train", step, partial(training_table, answers, batch, result.record))
+            return
+        if not self.has_sampled_dumps:
+            self.has_sampled_dumps = True
+            self.log.message(dumped.message)
+        # selected now: what the thread waits with is as large as the dump
+        table = partial(training_table, [answers[row] for row in dumped.rows], batch.select(dumped.rows), result.record)
+        self.dumps.write("train", step, table, dumped.groups_of_step)
+
     def validate(self, step: int) -> dict[str, float]:
         evaluator, log = self.roles.evaluator, self.log
         if evaluator is None:
@@ -438,7 +458,11 @@ class Training(StepLoop):
         metrics = evaluator.metrics(answers)
         log.validation(step, metrics, evaluator.measures(answers))
         if self.dumps is not None:
-            self.dumps.write("validation", step, partial(validation_table, answers))
+            dumped = self.dumps.sample("validation", step, answers)
+            kept = answers if dumped is None else [answers[row] for row in dumped.rows]
+            self.dumps.write(
+                "validation", step, partial(validation_table, kept), None if dumped is None else dumped.groups_of_step
+            )
         rows = self.roles.sampler.rows(answers, step)
         if self.settings.validation_dir is not None:
             log.dump_rollouts(self.settings.validation_dir, step, rows)

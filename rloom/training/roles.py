@@ -142,7 +142,7 @@ class Learner:
         batch: TrainBatch,
         step: int,
         progress: Progress = no_progress,
-        record: TokenRecord | None = None,  # gets the outputs of each token, if the objective records them
+        record: TokenRecord | None = None,  # gets the outputs of each token that is recorded, if any is
         store: BatchStore | None = None,  # of the step, if other passes use it as well
     ) -> Metrics:
         """All optimizer steps of one batch; metrics are averaged over them, except those of the first step only."""
@@ -192,7 +192,7 @@ class Learner:
         ends = token_ends(batch.length_N)
         for rows, update in zip(shares, updates, strict=True):
             if record is not None and update.outputs is not None:
-                record.put(ends, rows, update.outputs, batch.old_logprobs_T)
+                record.put(ends, rows, update.outputs, batch)
         metrics = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
         return replace(updates[0], metrics=metrics, outputs=None)
 

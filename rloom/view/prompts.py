@@ -32,7 +32,7 @@ def prompts(run: RunHandle, kind: "Kind", step: int, query: Query) -> Json:
     key = KEYS[query.choice("sort", tuple(KEYS))]
     descending = query.choice("order", ORDERS) == "desc"
     with run.dumps() as dumps:
-        every = prompts_of(dumps, kind, step)
+        every, of_step = prompts_of(dumps, kind, step), dumps.groups_of_step(kind, step)
         kept = [prompt for prompt in every if fits(prompt, query)]
         if query.text("text"):
             groups = groups_with(dumps, kind, step, kept, query.text("text"))
@@ -42,6 +42,7 @@ def prompts(run: RunHandle, kind: "Kind", step: int, query: Query) -> Json:
     return {
         "step": step,
         "total": len(every),
+        "of_step": of_step,  # prompts of which these were drawn; null: these are all
         **numbers,
         "sources": sources,
         "prompts": [prompt_json(prompt) for prompt in shown],

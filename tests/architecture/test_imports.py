@@ -14,7 +14,7 @@ TOP_LEVEL = tuple(sorted(name for name in module_names() if name.count(".") == 1
 NOUNS = tuple(name for name in TOP_LEVEL if name not in ("rloom.__main__", "rloom.console"))
 BOTTOM = tuple(name for name in NOUNS if name not in ("rloom.batch", "rloom.transfer"))  # without torch
 PROTOCOLS = ("rloom.engines.base", "rloom.rollout.base", "rloom.rewards.base", "rloom.runtime.group")
-LIMITS = ("rloom.models.limits", "rloom.rollout.limits")  # what `rloom plan` counts with
+LIMITS = ("rloom.models.limits", "rloom.rollout.limits", "rloom.runs.dumps.limits")  # what `rloom plan` counts with
 # declarations of what each entry of a kind needs and can do, without torch
 TABLES = (
     "rloom.algos.needs",

@@ -41,3 +41,9 @@ def test_an_answer_says_how_many_versions_it_has_and_each_token_says_its_own(ver
         ActionChains(versions.browser).move_to_element(node).perform()
         versions.wait(lambda place=f"token {token} of": place in versions.text(".inspector"))
         assert versions.texts(".inspector dt")[-1] == "Weights" and versions.texts(".inspector dd")[-1] == text
+
+
+def test_the_page_of_a_step_says_that_its_prompts_are_a_sample(versions: Page) -> None:
+    versions.open("versions/step/3")
+    versions.wait(lambda: versions.all("tbody tr"))
+    assert versions.text("#drawn").startswith("A sample: 1 of the 512 prompts of this step, drawn at random.")

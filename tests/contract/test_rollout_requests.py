@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from rloom.errors import ModelError
+from rloom.rollout import hf
 from rloom.rollout.base import Completion, Rollout
+from rloom.rollout.hf import HfRollout
 from tests.contract.test_rollout_contract import ENGINES, GREEDY, LUCKY, PROMPTS, Bench, greedy_by_hand, requests
 from tests.helpers import eager_model
 from tests.requests import sampled
@@ -91,3 +94,30 @@ def test_an_error_leaves_no_request_behind(bench: Bench, monkeypatch: pytest.Mon
         list(bench.rollout.generate(sampled(requests(), GREEDY)))
     assert bench.rollout.poll() == []
     assert bench.tokens(requests(), GREEDY) == expected
+
+
+def test_hf_generates_so_many_at_a_time_that_their_logits_fit(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float32 logits of three answers: the batches of seven have 3, 3 and 1; of one that is too long, 1."""
+    bench = Bench.at(model_folder("qwen2"), ENGINES["hf"], max_sequences=64)
+    rollout = bench.rollout
+    assert isinstance(rollout, HfRollout)
+    asked = sampled(requests([PROMPTS[0]] * 7), GREEDY)
+    expected = rollout.generate_all(asked)
+    batches, generate = list[int](), rollout.call_generate
+
+    def counted(**arguments: Any) -> Any:
+        batches.append(len(arguments["input_ids"]))
+        return generate(**arguments)
+
+    monkeypatch.setattr(rollout, "call_generate", counted)
+    vocabulary = rollout.model.config.vocab_size
+    monkeypatch.setattr(hf, "LOGITS_BYTES", 4 * vocabulary * GREEDY.max_new_tokens * 4 - 1)
+    found = rollout.generate_all(asked)
+    assert batches == [3, 3, 1]
+    for one, other in zip(found, expected, strict=True):
+        assert one.tokens_L.tolist() == other.tokens_L.tolist()
+        torch.testing.assert_close(one.logprobs_L, other.logprobs_L)
+    monkeypatch.setattr(hf, "LOGITS_BYTES", 1)
+    assert len(rollout.generate_all(asked[:1])) == 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,6 @@ from rloom.rollout.servers.queues import Server
 from rloom.rollout.servers.watch import KEY, WatchedServers, WatchSettings
 from rloom.rollout.servers.wire import (
     CACHE,
-    SHARED,
     WEIGHTS,
     Bucket,
     Call,
@@ -77,7 +77,7 @@ class ServerRollout(Rollout):
         self.transfers = {spec.url: spec.transfer for spec in specs}
         self.loop = EventLoop("rloom servers")
         self.http = Http(wire, settings.key, settings.request_timeout_s)
-        servers = [Server(spec.url, spec.process, spec.transfer.kind == SHARED) for spec in specs]
+        servers = [Server(spec.url, spec.process) for spec in specs]
         max_requests = requests_per_server(len(servers), settings.max_requests)
         self.watched = WatchedServers(
             servers, self.http, settings.watch, resends=source is not None, max_requests=max_requests
@@ -138,8 +138,8 @@ class ServerRollout(Rollout):
         server.failures_since_answer = 0
         return Completion(
             number,
-            torch.tensor(answer.tokens, dtype=torch.long),
-            torch.tensor(answer.logprobs, dtype=torch.float32),
+            torch.from_numpy(np.array(answer.tokens, dtype=np.int64)),
+            torch.from_numpy(np.array(answer.logprobs, dtype=np.float32)),
             answer.finished,
             version,
             reused_tokens=answer.reused_tokens,

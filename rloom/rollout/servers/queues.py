@@ -10,7 +10,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rloom.net.http import ProcessConnection
 from rloom.rollout.servers.launch import ServerProcess
 from rloom.rollout.servers.wire import Sender
 
@@ -29,13 +28,11 @@ class QueuedRequest:
 class Server:
     url: str
     process: ServerProcess | None = None  # None: a server of the user's
-    is_local: bool = False  # on this machine: it is sent handles of the trainer's memory
     is_up: bool = False
     is_gone: bool = False  # not used again
     version: int | None = None  # of its weights; None: not those of the trainer
     label: str | None = None  # of the update that it got last; None with `version`
     instance: str | None = None  # of its process, where the engine has a route for it
-    process_connection: ProcessConnection | None = None  # where a user's server does not report which process answers
     asleep: set[str] = field(default_factory=set)  # parts of its memory that are released
     unfinished: int = 0  # requests that it has
     queue: deque[QueuedRequest] = field(default_factory=deque)  # requests for it, beyond those
@@ -44,7 +41,7 @@ class Server:
     failures_since_answer: int = 0  # failures since its last answer
     reason: str = "has not answered yet"
     sender: Sender | None = None
-    sends: "set[asyncio.Task[bytes]]" = field(default_factory=set)  # requests without an answer yet
+    sends: set[asyncio.Timeout] = field(default_factory=set)  # of requests without an answer yet; each ends when due
     recovering: asyncio.Lock = field(default_factory=asyncio.Lock)
     confirmed_s: float = 0.0  # when its identity was read last
     reading: "asyncio.Task[None] | None" = None  # of its identity

@@ -46,7 +46,7 @@ class SglangApi(ServerApi):
             parameters["stop_token_ids"] = list(sampling.stop_ids)
         body = {
             "rid": name,
-            "input_ids": list(request.tokens),
+            "input_ids": request.tokens,
             "sampling_params": parameters,
             "return_logprob": True,
             "stream": False,

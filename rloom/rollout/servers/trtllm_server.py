@@ -10,9 +10,11 @@ import inspect
 import json
 import os
 import sys
+import uuid
 from typing import Any
 
 WEIGHTS_ROUTE = "/update_weights"
+IDENTITY_ROUTE, LABEL_ROUTE = "/weights_identity", "/weights_label"  # its own
 
 
 def main() -> None:
@@ -43,7 +45,29 @@ async def serve(given: argparse.Namespace) -> None:
     )
     if WEIGHTS_ROUTE not in {route.path for route in server.app.routes}:
         sys.exit(f"this version of TensorRT-LLM has no route {WEIGHTS_ROUTE}; install 1.3 or newer")
+    add_routes(server.app)
     await server(given.host, given.port)
+
+
+class ServedWeights:
+    """Which process this is, and the label of the weights that it was sent. None: its own, or those of a part."""
+
+    def __init__(self) -> None:
+        self.instance = uuid.uuid4().hex
+        self.label: str | None = None
+
+    async def identity(self) -> dict[str, str | None]:
+        return {"instance": self.instance, "label": self.label}
+
+    async def set_label(self, label: str | None = None) -> None:
+        self.label = label
+
+
+def add_routes(app: Any) -> None:
+    """`app`: FastAPI's, which reads `label` from the query."""
+    served = ServedWeights()
+    app.add_api_route(IDENTITY_ROUTE, served.identity, methods=["GET"])
+    app.add_api_route(LABEL_ROUTE, served.set_label, methods=["POST"])
 
 
 def control_arguments(server: Any, key: str) -> dict[str, Any]:

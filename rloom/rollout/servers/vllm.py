@@ -46,7 +46,7 @@ class VllmApi(ServerApi):
         sampling = request.sampling
         body: dict[str, Any] = {
             "request_id": name,
-            "prompt": list(request.tokens),
+            "prompt": request.tokens,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature / self.temperature,  # the logits are divided by the latter already
             "top_p": sampling.top_p,

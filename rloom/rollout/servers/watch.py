@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rloom.errors import WorkerError
-from rloom.net.http import ProcessConnection, Refused, Unreachable
+from rloom.net.http import Refused, Unreachable
 from rloom.net.loop import Signal
 from rloom.rollout.servers.http import Http
 from rloom.rollout.servers.queues import Prompt, RequestQueues, Server
@@ -107,11 +107,6 @@ class WatchedServers:
                     f"each server by its own address in {KEY}.urls"
                 )
             [server.instance] = instances
-        elif server.is_local and server.process is None:
-            ended = "ended, or was started again: its connection was closed"
-            server.process_connection = await ProcessConnection.open(server.url, lambda: self.failed(server, ended))
-            if server.process_connection.has_ended:  # before the server counts as up
-                raise Unreachable(ended)
 
     async def confirm(self, server: Server, label: str) -> bool:
         """Whether the process that was sent these weights has answered until now.
@@ -119,9 +114,7 @@ class WatchedServers:
         Read after this call began: an answer that came before it is then of that process, since it has been there from
         the update to the reading. Answers with a label of their own (SGLang) need no reading.
         """
-        if self.http.wire.identity_route is None:
-            await asyncio.sleep(0)  # a process_connection that has ended is seen in this turn of the loop
-        else:
+        if self.http.wire.identity_route is not None:
             if server.next_reading is None:
                 server.next_reading = asyncio.create_task(self.read_identity(server, self.http.wire.identity_route))
             await asyncio.shield(server.next_reading)  # others wait for it, too
@@ -218,11 +211,10 @@ class WatchedServers:
         if server.sender is not None:
             server.sender.close()
             server.sender = None
-        if server.process_connection is not None:
-            server.process_connection.close()
-            server.process_connection = None
-        for send in list(server.sends):  # a server that hangs would not answer them
-            send.cancel()
+        now = asyncio.get_running_loop().time()
+        for send in server.sends:  # a server that hangs would not answer them
+            send.reschedule(now)
+        server.sends.clear()
         self.queues.take_back(server)
         others = sum(self.is_usable(other) for other in self.servers)
         log.warning(f"The server {server.url} {server.reason}. {others} of {len(self.servers)} servers are left.")
@@ -256,18 +248,15 @@ class WatchedServers:
 
     async def send(self, server: Server, call: Call) -> bytes:
         """Unreachable: also if the server counts as down before it has answered."""
-        send = asyncio.ensure_future(self.http.send(server.url, call))
-        server.sends.add(send)
+        until_failed = asyncio.timeout(None)
         try:
-            return await send
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            assert task is not None
-            if task.cancelling():  # by the caller
-                raise
+            async with until_failed:
+                server.sends.add(until_failed)
+                return await self.http.send(server.url, call)
+        except TimeoutError:
             raise Unreachable(server.reason) from None
         finally:
-            server.sends.discard(send)
+            server.sends.discard(until_failed)
 
     def unrecoverable(self) -> str | None:
         """Why no server will become usable while requests wait: the weights would have to be sent to one again."""
@@ -300,5 +289,3 @@ class WatchedServers:
         for server in self.servers:
             if server.sender is not None:
                 server.sender.close()
-            if server.process_connection is not None:
-                server.process_connection.close()

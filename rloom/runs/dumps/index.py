@@ -8,15 +8,15 @@ rollouts/tokenizer.json          turns tokens into text
 A line of the index is one of
 
     {"kind": "train", "step": 12, "bytes": 4194304, "groups": [0, 1], "prompts": [17, 3], "answers": [8, 8],
-     "means": [0.5, null]}
+     "means": [0.5, null], "groups_of_step": 512}
     {"kind": "train", "step": 4, "removed": true}      the folder had reached its limit
     {"after": 7}                                       a run resumed: dumps of later steps are not valid any more
 
-`prompts` are rows of the data set, in the order of the groups; `means` are their mean scores.
+`prompts` are rows of the data set, in the order of the groups; `means` are their mean scores. `groups_of_step`, iff
+these groups were drawn from more: their number.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +86,7 @@ class DumpEntry:
     prompts: list[int]
     answers: list[int]
     means: list[float | None]  # None: every score of the prompt failed
+    groups_of_step: int | None = None  # None: all of them are in the dump
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,11 @@ def read_line(row: Mapping[str, Any]) -> IndexLine | None:
     if not all(isinstance(each, list) for each in lists) or len({len(each) for each in lists}) != 1:
         return None
     groups, prompts, answers, means = lists
-    whole = all(is_whole(number) for number in [row.get("bytes"), *groups, *prompts, *answers])
+    every = row.get("groups_of_step")
+    whole = all(is_whole(number) for number in [row.get("bytes"), *groups, *prompts, *answers, every or 0])
     if not whole or any(mean is not None and finite(mean) is None for mean in means):
         return None
-    return IndexLine(row["kind"], row["step"], DumpEntry(row["bytes"], groups, prompts, answers, means))
+    return IndexLine(row["kind"], row["step"], DumpEntry(row["bytes"], groups, prompts, answers, means, every))
 
 
 class Index:
@@ -153,7 +155,7 @@ def first_branches(table: pa.Table) -> pa.Table:
     return table.filter(pc.equal(table["branch"], 0)) if "branch" in table.column_names else table
 
 
-def index_line(kind: str, step: int, table: pa.Table, size: int) -> str:
+def index_line(kind: str, step: int, table: pa.Table, size: int, groups_of_step: int | None) -> str:
     table = first_branches(table)
     group_N, first_N, inverse_N = np.unique(table["group"].to_numpy(), return_index=True, return_inverse=True)
     score_N = np.array([np.nan if score is None else score for score in table["score"].to_pylist()], dtype=np.float64)
@@ -169,6 +171,7 @@ def index_line(kind: str, step: int, table: pa.Table, size: int) -> str:
         "prompts": table["index"].to_numpy()[first_N].tolist(),
         "answers": np.bincount(inverse_N).tolist(),
         "means": means,
+        **({} if groups_of_step is None else {"groups_of_step": groups_of_step}),
     }
     return json.dumps(row, separators=(",", ":")) + "\n"
 
@@ -189,7 +192,3 @@ def places_to_remove(entries: Mapping[Place, DumpEntry], limit: float) -> list[P
             removed.append((kind, step))
             total -= entries[kind, step].bytes
     return removed
-
-
-def limit_bytes(gigabytes: float | None) -> float:
-    return math.inf if gigabytes is None else gigabytes * 1024**3

@@ -153,6 +153,10 @@ class Dumps:
     def steps(self, kind: Kind) -> list[int]:
         return self._index.steps(kind)
 
+    def groups_of_step(self, kind: Kind, step: int) -> int | None:
+        """Groups of which those of the dump were drawn. None: it has all of them."""
+        return self._index.entries[kind, step].groups_of_step
+
     def prompts(self, kind: Kind, step: int) -> list[PromptSummary]:
         """In the order of their groups."""
         groups: dict[int, list[dict[str, Any]]] = {}

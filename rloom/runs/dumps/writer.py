@@ -2,8 +2,12 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING, Any
@@ -26,6 +30,7 @@ from rloom.runs.dumps.index import (
     index_line,
     places_to_remove,
 )
+from rloom.runs.dumps.limits import DUMPS_TO_KEEP, tokens_of_a_step
 from rloom.runs.records import to_json_value
 
 if TYPE_CHECKING:  # they import torch, which readers of a dump do not need
@@ -132,6 +137,36 @@ def _text(value: Any) -> str | None:
     return json.dumps(to_json_value(value), ensure_ascii=False, allow_nan=False)
 
 
+@dataclass(frozen=True)
+class DumpSample:
+    """The answers of a step that are dumped: all of some groups."""
+
+    rows: list[int]  # ascending
+    groups: int
+    groups_of_step: int
+
+    @property
+    def message(self) -> str:
+        return (
+            f"Answers to {self.groups} of the {self.groups_of_step} prompts of this step are written to rollouts/, "
+            f"drawn at random: the folder has room for {DUMPS_TO_KEEP} such steps. trainer.log_rollouts_gb sets it"
+        )
+
+
+def sampled_groups(trajectories: "Sequence[Trajectory]", tokens: float, scope: str) -> DumpSample | None:
+    """Groups in an order drawn by `scope`, until the next would exceed so many tokens; one at least. None: all fit."""
+    tokens_of: Counter[int] = Counter()
+    for trajectory in trajectories:
+        tokens_of[trajectory.group] += len(trajectory.tokens_L) - prompt_tokens(trajectory)
+    if tokens_of.total() <= tokens:
+        return None
+    order = sorted(tokens_of, key=lambda group: blake2b(f"{scope}/{group}".encode(), digest_size=8).digest())
+    totals = accumulate(tokens_of[group] for group in order)
+    chosen = {group for group, total in zip(order, totals, strict=True) if total <= tokens or group == order[0]}
+    rows = [row for row, trajectory in enumerate(trajectories) if trajectory.group in chosen]
+    return DumpSample(rows, len(chosen), len(tokens_of))
+
+
 WAITING = 2  # dumps in memory; if the disk is slower than that, the loop waits
 ROWS_TOGETHER = 64  # are compressed together: a reader of one prompt decompresses no more
 # without checksums, a damaged page can be read as other numbers
@@ -141,7 +176,7 @@ FORMAT: Mapping[str, Any] = {"compression": "zstd", "compression_level": 1, "wri
 class DumpWriter:
     """Example:
 
-    writer = DumpWriter(run_dir / "rollouts", limit=2 * 1024**3, report=print)
+    writer = DumpWriter(run_dir / "rollouts", limit=2 * 1024**3, seed=1, report=print)
     writer.write("train", 1, partial(training_table, trajectories, batch, record))
     writer.close()  # waits until everything is written
     """
@@ -151,19 +186,27 @@ class DumpWriter:
         folder: Path,
         *,
         limit: float,  # bytes of all dumps together
+        seed: int,  # of the groups that are dumped of a large step
         report: Callable[[str], None],  # told about a dump that cannot be written: the run goes on without it
         save_tokenizer: Callable[[Path], None] | None = None,
     ) -> None:
-        self._folder, self._limit, self._report = folder, limit, report
+        self._folder, self._limit, self._seed, self._report = folder, limit, seed, report
         self._save_tokenizer = save_tokenizer
         self._index: Index | None = None  # read by the thread
         self._has_failed = False
         self._jobs: Queue[Callable[[], None] | None] = Queue(WAITING)
         self._thread: threading.Thread | None = None
 
-    def write(self, kind: Kind, step: int, make_table: Callable[[], pa.Table]) -> None:
+    def sample(self, kind: Kind, step: int, trajectories: "Sequence[Trajectory]") -> DumpSample | None:
+        """The answers to dump. None: all, as most steps are small."""
+        scope = f"{self._seed}/{kind}" if kind == "validation" else f"{self._seed}/{kind}/{step}"
+        return sampled_groups(trajectories, tokens_of_a_step(self._limit), scope)
+
+    def write(
+        self, kind: Kind, step: int, make_table: Callable[[], pa.Table], groups_of_step: int | None = None
+    ) -> None:
         """Returns before the table is made. It replaces an earlier dump of the step."""
-        self._start(lambda: self._write(kind, step, make_table()))
+        self._start(lambda: self._write(kind, step, make_table(), groups_of_step))
 
     def remove_after(self, step: int) -> None:
         """A run goes on from `step`: it will write later steps anew."""
@@ -205,7 +248,7 @@ class DumpWriter:
                 self._save_tokenizer(self._folder / TOKENIZER)
         return self._index
 
-    def _write(self, kind: Kind, step: int, table: pa.Table) -> None:
+    def _write(self, kind: Kind, step: int, table: pa.Table, groups_of_step: int | None) -> None:
         index, file = self.index, self._folder / file_name(kind, step)
         file.parent.mkdir(exist_ok=True)
         draft = file.with_suffix(".writing")
@@ -215,7 +258,7 @@ class DumpWriter:
             draft.replace(file)  # a reader sees a whole file or none
         finally:
             draft.unlink(missing_ok=True)
-        self._append(index_line(kind, step, table, size))
+        self._append(index_line(kind, step, table, size, groups_of_step))
         for place in places_to_remove(index.entries, self._limit):
             self._append(f'{{"kind":"{place[0]}","step":{place[1]},"removed":true}}\n')
             (self._folder / file_name(*place)).unlink(missing_ok=True)

@@ -59,13 +59,14 @@ class Prompts {
     this.head = el("tr", {});
     this.pages = el("div", {});
     this.none = emptyState(t("prompts.none"), t("prompts.none_hint"));
+    this.drawn = el("p", { class: "note", id: "drawn", hidden: true });
     this.choice = el("div", { class: "step-choice" });
     this.sources = el("span", {});
     this.cursor = new RowCursor(() => [...this.body.children], (row) => (location.hash = row.dataset.href));
     this.table = el("div", { class: "table-box" }, el("table", { class: "prompts" }, el("thead", {}, this.head), this.body));
     this.node = el("section", { class: "page" },
       el("div", { class: "page-head" }, el("h1", {}, t("prompts.title", { step })), this.choice, el("span", { class: "spacer" }), this.count),
-      this.filters(), this.table, this.none, this.pages);
+      this.drawn, this.filters(), this.table, this.none, this.pages);
     this.drawChoice();
   }
 
@@ -123,6 +124,8 @@ class Prompts {
     if (asked !== this.asked) return; // a later request is under way
     this.shown = answer.shown;
     setText(this.count, answer.shown === answer.total ? t("prompts.count", { n: answer.total }) : t("prompts.count_of", { n: answer.shown, total: answer.total }));
+    this.drawn.hidden = answer.of_step === null;
+    if (answer.of_step !== null) setText(this.drawn, t("prompts.drawn", { n: answer.total, total: answer.of_step }));
     this.drawHead();
     this.drawSources(answer.sources);
     replace(this.body, answer.prompts.map((prompt) => this.row(prompt)));

@@ -193,6 +193,7 @@ export const TEXTS = {
   "prompts.title": "Step {step}",
   "prompts.count": "{n} prompts",
   "prompts.count_of": "{n} of {total} prompts",
+  "prompts.drawn": "A sample: {n} of the {total} prompts of this step, drawn at random. trainer.log_rollouts_gb sets how many there is room for.",
   "prompts.step": "Step",
   "prompts.previous_step": "Previous step",
   "prompts.next_step": "Next step",

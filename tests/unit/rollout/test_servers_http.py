@@ -180,11 +180,18 @@ def test_headers_without_end_are_no_answer() -> None:
 def test_a_connection_that_ends_before_the_answer_does_is_no_answer() -> None:
     cut = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nab"
     refused = b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy"
-    assert answers_of(refused, None, cut, b"no HTTP\r\n\r\n") == [
-        "answered with HTTP status 503: busy",
+    assert answers_of(None, refused, cut, b"no HTTP\r\n\r\n") == [
         "gave no answer to /health (ConnectionResetError: the server closed the connection)",
+        "answered with HTTP status 503: busy",
         "gave no answer to /health (RemoteProtocolError: peer closed connection without sending complete message body "
         "(incomplete chunked read))",
         "gave no answer to /health (RemoteProtocolError: illegal status line: bytearray(b'no HTTP'))",
         "3",
     ]
+
+
+def test_a_request_on_a_connection_that_the_server_closed_while_idle_is_sent_over_another() -> None:
+    """Once: the server closes each of the last two, and the second of them is a new connection."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\na\nbc"
+    no_answer = "gave no answer to /health (ConnectionResetError: the server closed the connection)"
+    assert answers_of(answer, None, answer, None, None)[:3] == [b"a\nbc", b"a\nbc", no_answer]

@@ -20,6 +20,7 @@ from rloom.rollout.servers import sglang, trtllm, vllm
 from rloom.rollout.servers.rendezvous import ServerRendezvous
 from rloom.rollout.servers.sglang import SglangApi
 from rloom.rollout.servers.trtllm import TrtllmApi
+from rloom.rollout.servers.trtllm_server import add_routes
 from rloom.rollout.servers.vllm import VllmApi
 from rloom.rollout.servers.wire import (
     SHARED,
@@ -187,11 +188,38 @@ def test_trtllm_ends_an_update_without_handles() -> None:
     sender = TrtllmApi().sender(link, TransferSettings(SHARED, torch.device("cpu"), 1, 1.0))
     sender.send([("b", torch.arange(3.0))], label="x")
     sender.finish(label="x")
-    first, last = (json.loads(call.body)["weights"] for call in link.calls)
+    sender.send([("b", torch.arange(3.0))], label="y")
+    first, last, second = (json.loads(call.body)["weights"] for call in link.calls if call.path == "/update_weights")
     [(name, (function, arguments))] = pickle.loads(base64.b64decode(first["cpu"]))
     assert (name, function(*arguments).tolist()) == ("b", [0.0, 1.0, 2.0])
-    assert last is None and {call.path for call in link.calls} == {"/update_weights"}
+    assert last is None and second is not None
+    # the label is that of whole weights: none from the first bucket of an update to its end
+    assert [call.path for call in link.calls] == [
+        "/weights_label", "/update_weights", "/update_weights", "/weights_label?label=x",
+        "/weights_label", "/update_weights",
+    ]  # fmt: skip
     assert trtllm.update_weights(None).body == b'{"weights":null}'
+
+
+def test_fastapi_serves_the_routes_that_tell_one_trtllm_process_from_another() -> None:
+    """TensorRT-LLM's server is an app of FastAPI."""
+    fastapi = pytest.importorskip("fastapi")
+    testclient = pytest.importorskip("fastapi.testclient")
+    found = []
+    for _ in range(2):
+        app = fastapi.FastAPI()
+        add_routes(app)
+        with testclient.TestClient(app) as served:
+            route = TrtllmApi().identity_route
+            assert route is not None
+            for label in ("", "rloom-a-7-0", None):
+                if label != "":
+                    call = trtllm.set_label(label)
+                    assert served.post(call.path, content=call.body).status_code == 200
+                found.append(route.parse(served.get(route.call.path).content))
+    assert [identity.label for identity in found] == [None, "rloom-a-7-0", None] * 2
+    assert [identity.instance for identity in found] == [found[0].instance] * 3 + [found[3].instance] * 3
+    assert found[0].instance != found[3].instance
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
-from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory, Turn
+from rloom.batch import Batch, TokenOutputs, TokenRecord, TrainBatch, Trajectory, Turn
 from rloom.errors import DataError
-from rloom.runs.dumps.index import DumpEntry, Index, places_to_remove
+from rloom.runs.dumps.index import DumpEntry, Index, Kind, places_to_remove
 from rloom.runs.dumps.reader import Dumps, PromptAtStep, TokenText
 from rloom.runs.dumps.writer import DumpWriter, training_table, validation_table
 from rloom.types import Prompt, Score
@@ -53,7 +53,7 @@ def train_batch() -> TrainBatch:
 
 
 def record() -> TokenRecord:
-    return TokenRecord(entropy_T=torch.arange(10) / 8, ratio_T=torch.full((10,), 1.25))
+    return replace(TokenRecord.empty(train_batch()), entropy_T=torch.arange(10) / 8, ratio_T=torch.full((10,), 1.25))
 
 
 def save_tokenizer(file: Path) -> None:
@@ -63,7 +63,7 @@ def save_tokenizer(file: Path) -> None:
 
 
 def writer(run: Path, limit: float = math.inf) -> DumpWriter:
-    return DumpWriter(run / "rollouts", limit=limit, report=pytest.fail, save_tokenizer=save_tokenizer)
+    return DumpWriter(run / "rollouts", limit=limit, seed=1, report=pytest.fail, save_tokenizer=save_tokenizer)
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_the_writer_keeps_the_folder_within_its_limit(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_reported_once_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "rollouts").write_text("a file")
     reports: list[str] = []
-    out = DumpWriter(tmp_path / "rollouts", limit=math.inf, report=reports.append)
+    out = DumpWriter(tmp_path / "rollouts", limit=math.inf, seed=1, report=reports.append)
     for step in (1, 2):
         out.write("train", step, partial(training_table, trajectories(), train_batch(), record()))
     out.close()
@@ -271,7 +271,7 @@ def test_a_report_that_fails_does_not_stop_the_writer(tmp_path: Path) -> None:
     def fail(message: str) -> None:
         raise OSError("No space left on device")
 
-    out = DumpWriter(tmp_path / "rollouts", limit=math.inf, report=fail)
+    out = DumpWriter(tmp_path / "rollouts", limit=math.inf, seed=1, report=fail)
     for step in range(8):
         out.write("train", step, partial(training_table, trajectories(), train_batch(), record()))
     out.close()
@@ -281,3 +281,71 @@ def test_a_dump_is_a_plain_parquet_file(dumps: Dumps, tmp_path: Path) -> None:
     rows = pq.read_table(tmp_path / "rollouts" / "train" / "1.parquet").to_pylist()
     assert [row["output"] for row in rows] == ["ab", "ab", ""]
     assert rows[1]["tokens"] == [0, 2, 1]
+
+
+def of_groups(*tokens: int) -> list[Trajectory]:
+    """For each group, two answers with half of these tokens each, behind a prompt of two."""
+    return [
+        Trajectory(
+            PROMPT, group, torch.zeros(2 + count // 2, dtype=torch.long), torch.zeros(2 + count // 2),
+            (Turn(2, 2 + count // 2, version=0),), True, Score(1.0), text="",
+        )
+        for group, count in enumerate(tokens)
+        for _ in range(2)
+    ]  # fmt: skip
+
+
+def drawn(limit_tokens: int, *tokens: int, kind: Kind = "train", step: int = 1, seed: int = 1) -> list[int] | None:
+    """The groups that are dumped of a step, in a folder with room for 32 such steps."""
+    out = DumpWriter(Path("none"), limit=32 * 16 * limit_tokens, seed=seed, report=pytest.fail)
+    answers = of_groups(*tokens)
+    found = out.sample(kind, step, answers)
+    if found is None:
+        return None
+    groups = [answers[row].group for row in found.rows]
+    assert groups == sorted(groups) and groups[::2] == groups[1::2], "whole groups, in the order of the step"
+    assert (found.groups, found.groups_of_step) == (len(groups) // 2, len(tokens))
+    return groups[::2]
+
+
+def test_a_step_is_dumped_as_a_whole_up_to_a_32nd_of_the_folder() -> None:
+    assert drawn(40, 10, 10, 20) is None
+    assert len(drawn(39, 10, 10, 20) or ()) == len(drawn(20, 10, 10, 10, 10) or ()) == 2
+    assert len(drawn(5, 10, 10, 10) or ()) == 1  # one at least
+
+
+def test_the_groups_that_are_dumped_are_drawn_by_seed_and_step() -> None:
+    """Of 1,000 groups, 100 of each step; a group is in about a tenth of the steps, so the draw prefers none."""
+    steps = [drawn(1000, *[10] * 1000, step=step) for step in range(1, 51)]
+    assert [step and len(step) for step in steps] == [100] * 50
+    assert drawn(1000, *[10] * 1000, step=7) == steps[6] and drawn(1000, *[10] * 1000, step=7, seed=2) != steps[6]
+    halves = [sum(group < 500 for group in step or ()) for step in steps]
+    assert 2300 < sum(halves) < 2700 and min(halves) < 50 < max(halves)
+
+
+def test_validations_have_the_same_prompts_in_each_step() -> None:
+    first, later = (drawn(100, *[10] * 100, kind="validation", step=step) for step in (0, 50))
+    assert first is not None and first == later and len(first) == 10
+
+
+def test_a_dump_has_how_many_prompts_its_own_were_drawn_from(tmp_path: Path) -> None:
+    out, table = writer(tmp_path), partial(training_table, trajectories(), train_batch(), record())
+    out.write("train", 1, table)
+    out.write("train", 2, table, groups_of_step=512)
+    out.close()
+    dumps = Dumps(tmp_path)
+    assert [dumps.groups_of_step("train", step) for step in (1, 2)] == [None, 512]
+    index = tmp_path / "rollouts" / "index.jsonl"
+    index.write_text(index.read_text().replace("512", '"many"'))
+    assert Dumps(tmp_path).steps("train") == [1]
+
+
+def test_the_record_of_a_sample_has_its_tokens_alone() -> None:
+    """Samples of 4, 5 and 1 tokens; the first and the last are recorded. The update had them in the order 2, 0, 1."""
+    batch = replace(train_batch(), old_logprobs_T=torch.zeros(10), recorded_N=torch.tensor([True, False, True]))
+    found = TokenRecord.empty(batch)
+    assert (found.entropy_T.tolist(), found.ratio_T.tolist()) == ([0.0] * 5, [1.0] * 5)
+    outputs = TokenOutputs(torch.tensor([9.0, 1, 2, 3, 4]).log(), torch.tensor([0.9, 0.1, 0.2, 0.3, 0.4]))
+    found.put([0, 4, 9, 10], [2, 0, 1], outputs, batch)
+    assert found.entropy_T.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.9])
+    assert found.ratio_T.tolist() == pytest.approx([1, 2, 3, 4, 9])

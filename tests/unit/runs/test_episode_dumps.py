@@ -106,7 +106,7 @@ def test_a_value_that_no_run_writes_is_refused(place: tuple[str | int, ...], val
 
 
 def test_a_damaged_episode_makes_no_answers_of_the_step(tmp_path: Path) -> None:
-    out = DumpWriter(tmp_path / "rollouts", limit=float("inf"), report=pytest.fail)
+    out = DumpWriter(tmp_path / "rollouts", limit=float("inf"), seed=1, report=pytest.fail)
     out.write("train", 1, partial(validation_table, trajectories()))
     out.close()
     file = tmp_path / "rollouts" / "train" / "1.parquet"

@@ -255,7 +255,7 @@ def test_a_prompt_of_a_step_is_summed_up(viewer: Viewer, run: str) -> None:
     assert {name: found[name] for name in ("step", "total", "shown", "page", "size")} == {
         **{"step": 3, "total": 6, "shown": 6, "page": 0, "size": 50}
     }
-    assert found["sources"] == ["colours", "sums"]
+    assert found["sources"] == ["colours", "sums"] and found["of_step"] is None
     assert [prompt["mean"] for prompt in found["prompts"]] == [0.75, 1.0, 0.0, 0.25, 0.5, 1.0]
     assert found["prompts"][4] == {
         "group": 4,
@@ -272,6 +272,13 @@ def test_a_prompt_of_a_step_is_summed_up(viewer: Viewer, run: str) -> None:
         "length": 21.5,
     }
     assert (found["prompts"][5]["failed"], found["prompts"][5]["mean"]) == (1, 1.0)
+
+
+def test_a_sampled_step_has_the_number_of_all_its_prompts(tmp_path: Path) -> None:
+    write_versions_run(tmp_path / "run")
+    with viewing([tmp_path / "run"]) as viewer:
+        found = viewer.get("/api/runs/0/train/3/prompts")
+    assert (found["total"], found["of_step"]) == (1, 512)
 
 
 @pytest.mark.parametrize(
