@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rloom.trainer import main_ppo
 from tests.ranks import forkserver
+from tests.waiting import is_running
 
 SMALL = (
     "data.train_batch_size=4",
@@ -63,16 +64,21 @@ def run_with_log(directory: Path, steps: int, *overrides: str) -> None:
     sys.exit(command(directory, steps, *overrides))
 
 
+def below(*parents: int) -> list[int]:
+    """Ids of the processes that these have started, and theirs."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found, above = list[int](), list(parents)
+    while above := [process for process, parent in pairs if parent in above]:
+        found += above
+    return [process for process in found if is_running(process)]  # without `ps`
+
+
 def terminate_all(*parents: int) -> list[int]:
     """SIGTERM to these processes and to all below them, as by a scheduler. Returns their ids."""
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parent_of = dict(map(int, line.split()) for line in listed.splitlines())
-    found, below = list[int](), list(parents)
-    while below:
-        found += below
-        below = [process for process, parent in parent_of.items() if parent in below]
+    found = [*parents, *below(*parents)]
     for process in found:
-        with suppress(ProcessLookupError):  # `ps` itself
+        with suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
     return found
 

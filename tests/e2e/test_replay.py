@@ -1,10 +1,7 @@
 """Runs that generate ahead of training, and their replays."""
 
-import os
 import random
-import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,16 +14,12 @@ from rloom.runs.records import SCHEDULE_FILE
 from rloom.training.queue_file import QUEUE_FILE
 from rloom.training.schedule import read_lines
 from tests.e2e.runs import command, records, same, train, weights
-from tests.e2e.test_ahead import AHEAD, SPANS, WORST, answers, start
+from tests.e2e.test_ahead import AHEAD, SPANS
 from tests.e2e.test_separate import SEPARATE
-from tests.waiting import wait_until
 
 REWARD = """
-import os
 import random
-import signal
 import time
-from collections import Counter
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     time.sleep(random.SystemRandom().random() * {most_s})
@@ -109,29 +102,3 @@ def test_a_replay_of_two_generating_workers_computes_what_they_did_bit_for_bit(t
     assert max(record[SPANS] for record in measured) > 1, "answers were interrupted"
     train(tmp_path / "replay", steps, *keys, f"trainer.replay={tmp_path / 'run'}")
     check_same(tmp_path / "run", tmp_path / "replay", steps)
-
-
-@pytest.mark.long
-def test_a_run_that_was_killed_three_times_is_repeated(tmp_path: Path) -> None:
-    """While it writes a checkpoint, and at random; each prompt of the synchronous run is trained once."""
-    steps, rng, run = 6, random.Random(5), tmp_path / "run"
-    due, found = (f"trainer.rollout_data_dir={tmp_path / name}" for name in ("due", "found"))
-    train(tmp_path / "sync", steps, *AHEAD[:1], "trainer.save_freq=-1", due, "trainer.log_rollouts=False")
-    keys = (*AHEAD, "actor_rollout_ref.rollout.max_num_seqs=4", "trainer.v1.sampler.max_off_policy_threshold=2")
-    for where, after_s in ((".writing-global_step_2.*", 0.0), ("global_step_3", 1.5), ("global_step_4", 1.5)):
-        killed = start(run, steps, *keys, found)
-        wait_until(lambda where=where, killed=killed: any(run.glob(where)) or not killed.is_alive(), 120, poll_s=0.001)  # type: ignore[misc]
-        time.sleep(rng.random() * after_s)
-        assert killed.is_alive() and killed.pid is not None, run.with_suffix(".log").read_text()
-        os.kill(killed.pid, signal.SIGKILL)
-        killed.join()
-    process = start(run, steps, *keys, found)
-    process.join(timeout=240)
-    assert process.exitcode == 0, run.with_suffix(".log").read_text()
-    trained, expected = (
-        Counter(prompt for prompt, _ in answers(tmp_path / name).elements()) for name in ("found", "due")
-    )
-    assert trained == expected and trained.total() == 8 * steps
-    assert max(record[WORST] for record in records(run)) <= 2
-    train(tmp_path / "replay", steps, *keys, f"trainer.replay={run}")
-    check_same(run, tmp_path / "replay", steps)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from safetensors.torch import load_file
 from rloom.launch.export import export
 from rloom.runtime import failures, remote
 from rloom.runtime.group import NextItems, Stream
-from tests.e2e.runs import records, run_with_log, same, terminate_all, train
+from tests.e2e.runs import below, records, run_with_log, same, terminate_all, train
 from tests.ranks import forkserver
 from tests.waiting import is_running, wait_until
 
@@ -252,16 +251,6 @@ def started(tmp_path: Path) -> Iterator[tuple[ForkServerProcess, list[int]]]:
     yield process, below(process.pid)
     process.kill()
     process.join()
-
-
-def below(parent: int) -> list[int]:
-    """Ids of the processes that a process has started, and theirs."""
-    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    found, parents = list[int](), [parent]
-    while parents := [process for process, above in pairs if above in parents]:
-        found += parents
-    return [process for process in found if is_running(process)]  # without `ps`
 
 
 def test_workers_end_with_a_driver_that_is_killed(started: tuple[ForkServerProcess, list[int]]) -> None:
