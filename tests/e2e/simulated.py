@@ -92,7 +92,9 @@ class Sums:
         self.rank, self.ranks, self.count, self.store = rank, ranks, 0, None
         if address is not None and ranks > 1:
             host, port = address.rsplit(":", 1)
-            self.store = TCPStore(host, int(port), ranks, is_master=rank == 0, wait_for_workers=False, multi_tenant=True)
+            self.store = TCPStore(
+                host, int(port), ranks, is_master=rank == 0, wait_for_workers=False, multi_tenant=True
+            )
 
     def total(self, own_P: Tensor) -> Tensor:
         if self.store is None:
