@@ -219,7 +219,7 @@ def test_a_full_disk_is_an_error_of_the_user_whatever_file_has_no_room(capsys: p
         "The last good checkpoint is global_step_2; the same command goes on from it.\n"
     )
     with pytest.raises(FileNotFoundError):  # a bug
-        run_safely(lambda: len(open("no_such_file").read()))
+        run_safely(lambda: len(Path("no_such_file").read_text()))
 
 
 @pytest.mark.parametrize(("lost", "code"), [(True, 3), (False, 2)])
