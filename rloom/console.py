@@ -1,5 +1,6 @@
 """Shared by all commands: lines about the start, Hydra's flags, and user errors without a traceback."""
 
+import errno
 import logging
 import sys
 import time
@@ -20,6 +21,7 @@ FAULTS = 1  # a check found faults, or there is no score; a traceback, which is 
 USER_ERROR = 2
 LOST = 3  # a worker or machine of the run: the same command resumes
 INTERRUPTED = 130
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # any file of a run may be the one that has no room
 HYDRA_FLAGS = {
     "--config-path": "config_path",
     "-cp": "config_path",
@@ -92,10 +94,19 @@ def run_safely(command: Callable[[], int]) -> int:
         return OK
     except RloomError as error:
         kind = "configuration" if isinstance(error, ConfigError) else type(error).__name__.removesuffix("Error").lower()
-        lines = [f"rloom: {translate(f'{kind} error')}: {translate(str(error))}"]
-        lines += map(translate, getattr(error, "__notes__", []))
-        print(fitted("\n".join(lines), sys.stderr), file=sys.stderr)
+        print_error(kind, error)
         return LOST if isinstance(error, WorkerError) and error.lost else USER_ERROR
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        print_error("disk", error)
+        return USER_ERROR
+
+
+def print_error(kind: str, error: Exception) -> None:
+    lines = [f"rloom: {translate(f'{kind} error')}: {translate(str(error))}"]
+    lines += map(translate, getattr(error, "__notes__", []))
+    print(fitted("\n".join(lines), sys.stderr), file=sys.stderr)
 
 
 def run_with_keys(

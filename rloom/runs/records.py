@@ -20,6 +20,7 @@ most one unfinished one. Readers check each record once, with the functions here
 
 import errno
 import json
+import logging
 import math
 import os
 import stat
@@ -32,6 +33,7 @@ from rloom.atomic import replace_text
 from rloom.errors import DataError
 from rloom.runs.measures import LABELS
 
+log = logging.getLogger(__name__)
 Record = TypeVar("Record")
 LONGEST_LINE = 1 << 24  # bytes; a longer one is passed over, so that it is never in memory
 
@@ -275,13 +277,21 @@ def read_event(row: Event) -> Event | None:
 
 
 class EventLog:
+    """What cannot be written, on a full disk, is left out and reported once: events do not end a run."""
+
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self._file, self._reported = file, False
         self._ends_in_a_line = not file.exists() or file.read_bytes()[-1:] in (b"", b"\n")
 
     def write(self, event: str, **fields: Any) -> None:
         line = to_line({"time": time.time(), "event": event, **fields})
-        with self._file.open("a", encoding="utf-8") as out:
-            # a crash may have cut the last line short: readers skip it
-            out.write(line if self._ends_in_a_line else f"\n{line}")
-        self._ends_in_a_line = True
+        try:
+            with self._file.open("a", encoding="utf-8") as out:
+                # a crash or a full disk may have cut the last line short: readers skip it
+                out.write(line if self._ends_in_a_line else f"\n{line}")
+            self._ends_in_a_line = True
+        except OSError as error:
+            self._ends_in_a_line = False
+            if not self._reported:
+                log.warning(f"{self._file} cannot be written ({error.strerror}): events are missing in it")
+            self._reported = True

@@ -235,11 +235,11 @@ class RemoteGroup(Group):
             for share in [*range(self.shares)] * SENDS_AHEAD:
                 send(share)
             while any(pending):
-                number, found = self.first_answer(pending, waiting)
-                if number % self.workers_per_share == 0:
-                    share = number // self.workers_per_share
-                    yield share, found
-                    send(share)
+                for number, found in self.arrived_answers(pending, waiting):
+                    if number % self.workers_per_share == 0:
+                        share = number // self.workers_per_share
+                        yield share, found
+                        send(share)
 
     @contextmanager
     def open_streams(self, method: str) -> Iterator[None]:
@@ -254,15 +254,19 @@ class RemoteGroup(Group):
             if not worker_failed:
                 RemoteCalls(self, [worker.submit("close_stream") for worker in self.workers]).wait()
 
-    def first_answer(self, pending: Sequence[deque[Answer]], waiting: Waiting) -> tuple[int, Any]:
-        """Waits; (number of the worker, its answer), which is no longer pending."""
+    def arrived_answers(self, pending: Sequence[deque[Answer]], waiting: Waiting) -> Iterator[tuple[int, Any]]:
+        """Waits for the first; (number of the worker, its answer) of one that is no longer pending.
+
+        All that have arrived, since to wait costs the driver as much time as there are workers, and no worker may wait
+        until those before it have no answer.
+        """
         number_of = {answers[0]: number for number, answers in enumerate(pending) if answers}
-        ready = waiting.ready({answer: self.workers[number] for answer, number in number_of.items()})[0]
-        number = number_of[ready]
-        pending[number].popleft()
-        if (error := ready.exception()) is not None:
-            raise self.cause(self.workers[number], error, {}) from error
-        return number, ready.result()
+        for ready in waiting.ready({answer: self.workers[number] for answer, number in number_of.items()}):
+            number = number_of[ready]
+            pending[number].popleft()
+            if (error := ready.exception()) is not None:
+                raise self.cause(self.workers[number], error, {}) from error
+            yield number, ready.result()
 
     def cause(self, failed: RemoteWorker, error: BaseException, waiting: Mapping[Answer, RemoteWorker]) -> RloomError:
         """Why the group failed. `failed` was the first to report; `waiting`: pending answers of the others.

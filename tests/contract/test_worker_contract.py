@@ -173,6 +173,27 @@ def test_a_worker_of_a_stream_that_does_not_answer_is_named_although_others_do(
     ]
 
 
+def test_a_stream_serves_all_workers_that_have_answered_before_it_waits_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are there as soon as items are sent, as on a driver that is late."""
+    slow, waits = SlowWorkers(), 0
+
+    def arrived(answers: Any, timeout_s: float) -> list[remote.Answer]:
+        nonlocal waits
+        waits += 1
+        return [answer for answer in answers if answer.done()]
+
+    monkeypatch.setattr(remote, "arrived", arrived)
+    left = [3] * 4
+
+    def next_items(share: int) -> list[int] | None:
+        left[share] -= 1
+        return [0] if left[share] >= 0 else None
+
+    group = remote.RemoteGroup([slow.worker(f"worker {number}", 0.0) for number in range(4)], "rollout")
+    assert [share for share, _ in group.stream("generate_stream", next_items)] == [0, 1, 2, 3] * 3
+    assert waits == 3 + 2  # to open the streams and to close them
+
+
 def test_a_worker_that_hangs_counts_as_dead_although_others_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     now, hangs = 0.0, remote.Answer()
     monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now))

@@ -203,6 +203,25 @@ def test_a_users_error_is_one_line_without_a_traceback(
     assert capsys.readouterr() == ("", said)
 
 
+def test_a_full_disk_is_an_error_of_the_user_whatever_file_has_no_room(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        try:
+            with open("/dev/full", "w") as file:
+                file.write("a line")
+        except OSError as error:
+            error.add_note("The last good checkpoint is global_step_2; the same command goes on from it.")
+            raise
+        return 0
+
+    assert run_safely(command) == 2
+    assert capsys.readouterr().err == (
+        "rloom: disk error: [Errno 28] No space left on device\n"
+        "The last good checkpoint is global_step_2; the same command goes on from it.\n"
+    )
+    with pytest.raises(FileNotFoundError):  # a bug
+        run_safely(lambda: len(Path("no_such_file").read_text()))
+
+
 @pytest.mark.parametrize(("lost", "code"), [(True, 3), (False, 2)])
 def test_a_lost_worker_has_an_exit_code_of_its_own(lost: bool, code: int) -> None:
     def command() -> int:

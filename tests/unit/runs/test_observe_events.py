@@ -29,6 +29,20 @@ def test_a_resumed_run_replaces_the_events_of_later_steps_and_deletes_none(tmp_p
     assert RunFolder(tmp_path).metrics == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 20.0}]
 
 
+def test_events_that_cannot_be_written_are_reported_once_and_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "later" / EVENTS_FILE
+    log = EventLog(file)
+    log.write("run", step=0)
+    log.write("step", step=1, metrics={})
+    assert caplog.messages == [f"{file} cannot be written (No such file or directory): events are missing in it"]
+    file.parent.mkdir()
+    file.write_text('{"time": 1, "event": "st')  # as far as there was room
+    log.write("step", step=2, metrics={})
+    assert names(file) == [("step", 2)]
+
+
 def test_a_line_that_a_crash_cut_short_is_skipped_and_the_next_one_is_whole(tmp_path: Path) -> None:
     file = tmp_path / EVENTS_FILE
     EventLog(file).write("run", step=0)
