@@ -338,7 +338,7 @@ class TokenRecord:
 
     @classmethod
     def empty(cls, tokens: int) -> "TokenRecord":
-        return cls(torch.zeros(tokens), torch.ones(tokens))
+        return cls(zeros_T(tokens), torch.ones(tokens))
 
     def put(
         self, ends: Sequence[int], rows: Sequence[int], outputs: TokenOutputs, old_logprobs_T: Tensor | None
@@ -346,8 +346,12 @@ class TokenRecord:
         """`outputs`: of the samples `rows`, in that order. `ends`: of all samples, by `token_ends`."""
         assert outputs.entropy_T is not None  # a policy's
         place(self.entropy_T, ends, rows, outputs.entropy_T)
-        if old_logprobs_T is not None:
-            place(self.ratio_T, ends, rows, (outputs.output_T - joined(old_logprobs_T, ends, rows)).exp_())
+        if old_logprobs_T is None:
+            return
+        own_ends = token_ends(torch.tensor([ends[row + 1] - ends[row] for row in rows]))
+        for row, (first, stop) in zip(rows, pairwise(own_ends), strict=True):
+            part = slice(ends[row], ends[row + 1])
+            torch.sub(outputs.output_T[first:stop], old_logprobs_T[part], out=self.ratio_T[part]).exp_()
 
 
 def sum_by_episode(value_N: Tensor, batch: Batch) -> Tensor:
@@ -426,6 +430,11 @@ def pack_turn_rewards(trajectories: Sequence[Trajectory]) -> Tensor | None:
         for place, value in trajectory.turn_rewards:
             reward_L[place] += value
     return torch.cat(rewards)
+
+
+def zeros_T(tokens: int) -> Tensor:
+    """On the host. Torch writes the zeros; numpy takes memory that Linux has set to 0, in huge pages if it can."""
+    return torch.from_numpy(np.zeros(tokens, np.float32))
 
 
 def masked_blocks(mask_T: Tensor, *values_T: Tensor) -> Iterator[list[Tensor]]:
