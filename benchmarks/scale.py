@@ -1,11 +1,13 @@
-"""What a step costs the driver: CPU seconds and peak memory, by workers and by tokens, without a model.
+"""What a PPO step costs the driver: CPU seconds and peak memory, by workers and by tokens, without a model.
 
     python benchmarks/scale.py                        # the table of docs/measurements/workers.md
+    python benchmarks/scale.py --plot docs/images/driver_cpu.svg
     python benchmarks/scale.py --workers 64 --tokens 4000000 --mini-batches 4
 
-The passes of a PPO step: old log-probs, reference, values, then the mini-batches of critic and actor. The workers are
-stubs: one process reads all that is sent to them. Results have the size of real ones. What the stubs do is not counted.
-Each size is measured in a process of its own.
+The stages are all that the driver does for each token, but for the text of an answer (the tokenizer and the reward).
+The driver's side of the workers is that of forked ones. Their other sides are threads of one process, which computes
+nothing: its results have the size of real ones, and its CPU is not counted. Each size is measured in a process of its
+own.
 """
 
 import argparse
@@ -15,103 +17,115 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from rloom.algos.aggregate import Counts
+from rloom.algos.correction import mismatch
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, gae, normalized
+from rloom.algos.kl import token_rewards
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.policy_losses import LossSettings
-from rloom.batch import Advantages, Batch, TokenOutputs, TokenRecord, TrainBatch
+from rloom.batch import Batch, TokenOutputs, TokenRecord, TrainBatch, Trajectory
 from rloom.engines.base import Update
-from rloom.errors import WorkerError
-from rloom.runtime.pickling import SharedMemory
-from rloom.runtime.processes import numbered, opened
-from rloom.runtime.remote import Answer, RemoteGroup
+from rloom.rollout.base import Completion
+from rloom.runs.dumps.writer import DumpWriter, training_table
+from rloom.runs.metrics import batch_metrics
+from rloom.runtime.processes import BEGIN, ForkedHost, ForkedWorker, answer
+from rloom.runtime.remote import RemoteGroup
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.roles import Learner, MiniBatching, Scorer
+from rloom.training.scoring import PendingAnswer, answer_tokens
+from rloom.types import Prompt, Score
 
 OBJECTIVE = PolicyObjective("vanilla", LossSettings(0.2, 0.2, 3.0), "token-mean", 0.0, None, "low_var_kl")
-SIZES = [(1, 2), (8, 2), (64, 2), (512, 2), (64, 1), (64, 4)]  # (workers, millions of tokens)
+WORKERS, MILLIONS = (1, 8, 64, 512), (1, 2, 4, 8, 16)  # of tokens; the other number is in the middle
+RUNS = 3  # of each size; the least counts: on a machine that others use, too, some take longer
 TARGET_TOKENS = 512 * 16 * 32768
+PROMPT = Prompt(0, (), "1 + 1 =", tuple(range(128)), "data", "2")
+SEND, ANSWERS = 4, 16  # answers of a message, of a prompt
+COLOURS = {
+    "answers": "#4e79a7", "score": "#f28e2b", "advantages": "#e15759", "critic": "#76b7b2",
+    "actor": "#59a14f", "metrics": "#edc948", "dump": "#b07aa1",
+}  # fmt: skip
 
 
-class Sink:
-    """A process that reads what the driver sends, and nothing else."""
+class StubRole:
+    """A model's role on a worker."""
 
-    def __init__(self) -> None:
-        own, other = socket.socketpair()
-        if os.fork() == 0:
-            own.close()
-            connection = Connection(other.detach())
-            while True:
-                try:
-                    connection.recv_bytes()
-                except EOFError:
-                    os._exit(0)
-        other.close()
-        self.connection = Connection(own.detach())
+    def __init__(self, name: str) -> None:
+        self.name, self.tokens = name, 0
 
+    def score(self, batch: Batch) -> Tensor:
+        return torch.zeros(len(batch.tokens_T))
 
-class Stub:
-    """A worker that answers at once. Messages are those of forked workers."""
-
-    log_file: Path | None = None
-    not_counted_s = 0.0
-
-    def __init__(self, name: str, sink: Sink) -> None:
-        self.name, self.sink, self.tokens = name, sink, 0
-
-    def put(self, value: Any) -> Any:
-        return SharedMemory(value)
-
-    def submit(self, method: str, *arguments: Any) -> Answer:
-        message = numbered(1, (method, arguments))
-        self.sink.connection.send_bytes(message)
-        with not_counted():
-            reply = numbered(1, (None, self.result(*arguments)))
-        answer = Answer()
-        answer.set_result(opened(bytes(reply))[1]()[1])
-        return answer
-
-    def result(self, role: str, method: str, arguments: Sequence[Any], first: bool = True) -> Any:
-        if not first:
-            return None
-        if method == "optim_step":
-            outputs = None
-            if role == "actor":
-                outputs = TokenOutputs(torch.zeros(self.tokens), torch.zeros(self.tokens))
-            return Update(1.0, True, {}, outputs)
-        batch = arguments[0].make()
+    def forward_backward(self, batch: TrainBatch, objective: Any, counts: Counts) -> None:
         self.tokens = len(batch.tokens_T)
-        return torch.zeros(self.tokens) if method == "score" else None
 
-    def death(self, error: BaseException) -> WorkerError | None:
-        return None
+    def optim_step(self, learning_rate: float) -> Update:
+        outputs = TokenOutputs(*torch.zeros(2, self.tokens)) if self.name == "actor" else None
+        return Update(1.0, True, {}, outputs)
+
+    def generate_stream(self) -> Generator[list[tuple[int, Completion]], Sequence[tuple[int, int]], None]:
+        """Is sent the number and the length of each answer."""
+        items = yield []
+        while True:
+            found = [(n, Completion(n, torch.randint(0, 150_000, (of,)), torch.zeros(of), True, 0)) for n, of in items]
+            items = yield found
 
 
-@contextmanager
-def not_counted() -> Iterator[None]:
-    began = time.process_time()
-    yield
-    Stub.not_counted_s += time.process_time() - began
+class StubHost(ForkedHost):
+    def __init__(self) -> None:
+        self.number, self.unopened, self.stream = BEGIN, [], None
+        self.object = SimpleNamespace(roles={name: StubRole(name) for name in ("actor", "critic", "ref", "rollout")})
 
 
-def random_batch(samples: int, length: int) -> Batch:
-    tokens = samples * length
-    return Batch(
-        tokens_T=torch.randint(0, 150_000, (tokens,)),
-        mask_T=torch.arange(length).repeat(samples) >= length // 16,
-        rollout_logprobs_T=torch.zeros(tokens),
-        length_N=torch.full((samples,), length),
-        group_N=torch.arange(samples) // 16,
-        score_N=torch.zeros(samples),
-        valid_N=torch.ones(samples, dtype=torch.bool),
-    )
+class Stub(ForkedWorker):
+    """The driver's side of a worker whose other side is a thread of another process."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        self.name, self.log_file, self.connection = name, None, connection
+        self.calls = self.loaded = BEGIN
+        self.pending, self.lock, self.alive = {}, threading.Lock(), True
+        self.outgoing = SimpleQueue()
+        for work in (self.send, self.receive):
+            threading.Thread(target=work, daemon=True).start()
+
+
+def started(workers: int) -> list[Stub]:
+    pairs = [socket.socketpair() for _ in range(workers)]
+    if os.fork() == 0:
+        torch.set_num_threads(1)
+        for own, _ in pairs:
+            own.close()
+        threads = [threading.Thread(target=serve, args=(Connection(other.detach()),)) for _, other in pairs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os._exit(0)
+    for _, other in pairs:
+        other.close()
+    return [Stub(f"worker {number}", Connection(own.detach())) for number, (own, _) in enumerate(pairs)]
+
+
+def serve(connection: Connection) -> None:
+    host = StubHost()
+    with suppress(EOFError, OSError):
+        while True:
+            answer(connection, host, connection.recv_bytes())
 
 
 def learner(name: str, workers: Sequence[Stub], mini_batches: int, groups: int, per_share: int) -> Learner:
@@ -133,38 +147,63 @@ class Watch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        began = time.process_time() - Stub.not_counted_s
+        began = time.process_time()
         yield
-        self.seconds[name] = time.process_time() - Stub.not_counted_s - began
+        self.seconds[name] = time.process_time() - began
 
 
 def peak_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
+def generated(rollout: RemoteGroup, samples: int, length: int) -> list[Trajectory]:
+    """The answers as they arrive, their tokens as the tokenizer takes them, and scored trajectories."""
+    unsent = [list(range(share, samples, rollout.shares)) for share in range(rollout.shares)]
+
+    def next_items(share: int) -> list[tuple[int, int]] | None:
+        own, unsent[share] = unsent[share][:SEND], unsent[share][SEND:]
+        return [(number, length - len(PROMPT.tokens)) for number in own] or None
+
+    found: list[Trajectory] = []
+    for _, finished in rollout.stream("generate_stream", next_items):
+        for number, completion in finished:
+            answer_tokens(completion)
+            pending = PendingAnswer(PROMPT, number // ANSWERS, completion, "", [])
+            found += pending.trajectories(Score(float(number % 2)), 0.0)
+    return sorted(found, key=lambda trajectory: trajectory.group)
+
+
 def measure(workers: int, tokens: int, mini_batches: int, per_share: int, length: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    sink = Sink()
-    stubs = [Stub(f"worker {number}", sink) for number in range(workers)]
-    groups = max(tokens // length // 16, mini_batches)
-    batch = random_batch(groups * 16, length)
+    stubs = started(workers)
+    groups = max(tokens // length // ANSWERS, mini_batches)
     policy, critic = (learner(name, stubs, mini_batches, groups, per_share) for name in ("actor", "critic"))
     reference = Scorer(RemoteGroup(stubs, "ref", workers_per_share=per_share))
     before_gb, watch = peak_gb(), Watch()
-    with watch.stage("share"):
-        store = policy.store(batch, 1)
+    with watch.stage("answers"):
+        trajectories = generated(RemoteGroup(stubs, "rollout", workers_per_share=per_share), groups * ANSWERS, length)
+        batch = Batch.pack(trajectories)
     with watch.stage("score"):
+        store = policy.store(batch, 1)
         pending = [scorer.start(batch, store) for scorer in (policy.scorer, reference, critic.scorer)]
         old_T, ref_T, values_T = [one.wait() for one in pending]
-    with not_counted():
-        found = Advantages(torch.zeros_like(old_T), torch.zeros_like(old_T))
+    with watch.stage("advantages"):
+        rewards_T = token_rewards(batch)
+        found = normalized(gae(AdvantageInputs(batch, rewards_T, values_T), AdvantageSettings()), batch)
         given = {"old_logprobs_T": old_T, "ref_logprobs_T": ref_T, "values_T": values_T}
         train_batch = TrainBatch.of(batch, found, **given)
+        mismatch(train_batch, old_T)
     with watch.stage("critic"):
         critic.learn(train_batch, 1, store=store)
     with watch.stage("actor"):
-        record = TokenRecord.empty(len(batch.tokens_T))
+        record = TokenRecord.empty(train_batch)
         policy.learn(train_batch, 1, record=record, store=store)
+    with watch.stage("metrics"):
+        batch_metrics(train_batch, rewards_T, finished=[True] * len(batch))
+    with watch.stage("dump"), tempfile.TemporaryDirectory() as folder:
+        writer = DumpWriter(Path(folder), limit=1e12, report=sys.exit)
+        writer.write("train", 1, partial(training_table, trajectories, train_batch, record))
+        writer.close()
     seconds = watch.seconds
     return {
         "workers": workers,
@@ -176,21 +215,70 @@ def measure(workers: int, tokens: int, mini_batches: int, per_share: int, length
     }
 
 
+def measured(workers: int, tokens: int, length: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--workers", str(workers), "--tokens", str(tokens), "--length", str(length)]
+    runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(RUNS)]
+    least = min(runs, key=lambda run: run["total"])
+    print(json.dumps(least), flush=True)
+    return least
+
+
+def plot(by_workers: Sequence[dict[str, Any]], by_tokens: Sequence[dict[str, Any]]) -> str:
+    """Two bar charts of the stages in SVG; both have the same scale of seconds."""
+    panels = [
+        (
+            f"{by_workers[0]['tokens'] / 2**20:.0f} million tokens",
+            "workers",
+            by_workers,
+            [str(one["workers"]) for one in by_workers],
+        ),
+        (
+            f"{by_tokens[0]['workers']} workers",
+            "million tokens",
+            by_tokens,
+            [f"{one['tokens'] / 2**20:.0f}" for one in by_tokens],
+        ),
+    ]
+    most = max(one["total"] for one in [*by_workers, *by_tokens])
+    heading = "CPU seconds of the driver in a PPO step"
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 400" font-family="sans-serif" font-size="13">']
+    parts.append(f'<rect width="860" height="400" fill="white"/><text x="20" y="24" font-size="16">{heading}</text>')
+    for number, (title, axis, runs, names) in enumerate(panels):
+        left = 60 + 350 * number
+        parts.append(f'<text x="{left + 140}" y="52" text-anchor="middle">{title}</text>')
+        parts.append(f'<text x="{left + 140}" y="385" text-anchor="middle">{axis}</text>')
+        parts.append(f'<line x1="{left}" y1="340" x2="{left + 290}" y2="340" stroke="black"/>')
+        for place, (run, name) in enumerate(zip(runs, names, strict=True)):
+            x, y = left + 12 + place * 280 / len(runs), 340.0
+            for stage, colour in COLOURS.items():
+                height = run["seconds"][stage] / most * 260
+                y -= height
+                parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="36" height="{height:.1f}" fill="{colour}"/>')
+            parts.append(f'<text x="{x + 18:.1f}" y="{y - 5:.1f}" text-anchor="middle">{run["total"]:.2g}</text>')
+            parts.append(f'<text x="{x + 18:.1f}" y="360" text-anchor="middle">{name}</text>')
+    for place, (stage, colour) in enumerate(reversed(COLOURS.items())):
+        parts.append(f'<rect x="760" y="{90 + 24 * place}" width="14" height="14" fill="{colour}"/>')
+        parts.append(f'<text x="780" y="{102 + 24 * place}">{stage}</text>')
+    return "\n".join([*parts, "</svg>\n"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--per-share", type=int, default=1, help="workers of one share (tensor parallelism, Ulysses)")
-    parser.add_argument("--tokens", type=int, default=2 << 20)
+    parser.add_argument("--tokens", type=int, default=4 << 20)
     parser.add_argument("--mini-batches", type=int, default=4)
-    parser.add_argument("--length", type=int, default=1024, help="tokens of an answer")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of an answer and its prompt")
+    parser.add_argument("--plot", type=Path, help="an SVG of all sizes")
     given = parser.parse_args()
     if given.workers is not None:
         found = measure(given.workers, given.tokens, given.mini_batches, given.per_share, given.length)
         print(json.dumps(found))
         return
-    for workers, millions in SIZES:
-        size = ["--workers", str(workers), "--tokens", str(millions << 20)]
-        subprocess.run([sys.executable, __file__, *size], check=True)
+    by_workers = [measured(workers, given.tokens, given.length) for workers in WORKERS]
+    by_tokens = [measured(64, millions << 20, given.length) for millions in MILLIONS]
+    if given.plot is not None:
+        given.plot.write_text(plot(by_workers, by_tokens))
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class Step:
             train_batch = grpo_train_batch(batch)
         with watch.stage("update"):
             shares = self.learner.accumulate(train_batch)
-            record = None if self.dumps is None else TokenRecord.empty(len(batch.tokens_T))
+            record = None if self.dumps is None else TokenRecord.empty(train_batch)
             done = self.learner.apply(LEARNING_RATE, train_batch, shares, record)
             assert done.applied
         with watch.stage("weights"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rloom.algos.packed import masked_mean, sum_by_sample
 from rloom.algos.rejection import Criterion, RatioBounds, Threshold, bounds_of, criteria
-from rloom.batch import Batch
+from rloom.batch import Batch, Moments, masked_blocks, sum_by_episode
 
 Level = Literal["token", "sequence", "geometric"]
 LEVELS: dict[str, Level] = {"token": "token", "sequence": "sequence", "geometric": "geometric"}
@@ -284,34 +284,38 @@ def mismatch(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
 
     A: generated tokens.
     """
-    mask_T = batch.mask_T
-    if not bool(mask_T.any()):
+    difference, absolute, kl, k3, chi2 = Moments(correction=1), *(Moments() for _ in range(4))
+    for rollout_A, trainer_A in masked_blocks(batch.mask_T, batch.rollout_logprobs_T, trainer_logprobs_T):
+        log_ratio_A = (trainer_A - rollout_A).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        difference.add((rollout_A.exp() - trainer_A.exp()).abs())
+        absolute.add((rollout_A - trainer_A).abs())
+        kl.add(rollout_A - trainer_A)
+        k3.add(k3_kl(rollout_A, trainer_A))
+        chi2.add((2 * log_ratio_A).exp())
+    if difference.count == 0:
         return {}
-    rollout_A, trainer_A = batch.rollout_logprobs_T[mask_T].double(), trainer_logprobs_T[mask_T].double()
-    log_ratio_A = (trainer_A - rollout_A).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    difference_A = (rollout_A.exp() - trainer_A.exp()).abs()
-    found = {
-        "training/rollout_probs_diff_mean": difference_A.mean(),
-        "training/rollout_probs_diff_max": difference_A.max(),
-        "training/rollout_probs_diff_std": difference_A.std() if len(difference_A) > 1 else difference_A.new_zeros(()),
-        "training/rollout_logprobs_diff_mean": (rollout_A - trainer_A).abs().mean(),
-        # the rollout engine sampled the tokens, so these two estimate KL(rollout || trainer)
-        "rollout_corr/kl": (rollout_A - trainer_A).mean(),
-        "rollout_corr/k3_kl": k3_kl(rollout_A, trainer_A).mean(),
-        "rollout_corr/chi2_token": (2 * log_ratio_A).exp().mean() - 1,
-    }
-    sample_A = batch.episode_T[mask_T]
     return {
-        name: float(value) for name, value in (found | by_answer(rollout_A, trainer_A, sample_A, len(batch))).items()
+        "training/rollout_probs_diff_mean": difference.mean,
+        "training/rollout_probs_diff_max": difference.largest,
+        "training/rollout_probs_diff_std": math.sqrt(difference.variance),
+        "training/rollout_logprobs_diff_mean": absolute.mean,
+        # the rollout engine sampled the tokens, so these two estimate KL(rollout || trainer)
+        "rollout_corr/kl": kl.mean,
+        "rollout_corr/k3_kl": k3.mean,
+        "rollout_corr/chi2_token": chi2.mean - 1,
+        **by_answer(batch, trainer_logprobs_T),
     }
 
 
-def by_answer(rollout_A: Tensor, trainer_A: Tensor, sample_A: Tensor, samples: int) -> dict[str, Tensor]:
-    """Perplexities per answer, and the chi-squared divergence of whole answers."""
-    count_N = sum_by_sample(rollout_A.new_ones(len(sample_A)), sample_A, samples)
+def by_answer(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
+    """Perplexities per answer, and the chi-squared divergence of whole answers. The branches of an episode are one."""
+    sums = [
+        sum_by_episode(batch.sums(values_T, batch.mask_T, torch.float64), batch)[batch.counted_N]
+        for values_T in (batch.rollout_logprobs_T, trainer_logprobs_T)
+    ]
+    count_N = sum_by_episode(batch.counts(batch.mask_T).double(), batch)[batch.counted_N]
     written_N = count_N > 0
-    rollout_N = -sum_by_sample(rollout_A, sample_A, samples)[written_N] / count_N[written_N]
-    trainer_N = -sum_by_sample(trainer_A, sample_A, samples)[written_N] / count_N[written_N]
+    rollout_N, trainer_N = (-sum_N[written_N] / count_N[written_N] for sum_N in sums)
     difference_N = trainer_N - rollout_N
     log_ratio_N = (-difference_N * count_N[written_N]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     found = {
@@ -326,4 +330,4 @@ def by_answer(rollout_A: Tensor, trainer_A: Tensor, sample_A: Tensor, samples: i
         "ppl_ratio": difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().mean(),
         "chi2_seq": (2 * log_ratio_N).exp().mean() - 1,
     }
-    return {f"rollout_corr/{name}": value for name, value in found.items()}
+    return {f"rollout_corr/{name}": float(value) for name, value in found.items()}

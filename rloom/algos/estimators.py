@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rloom.algos.packed import Actions, Groups, sum_by_sample, whiten
+from rloom.algos.packed import Actions, Groups, whiten
 from rloom.batch import Advantages, Batch, sample_returns, sum_by_episode
 
 EPSILON = 1e-6
@@ -42,8 +42,9 @@ def broadcast_to_tokens(inputs: AdvantageInputs, groups: Groups, advantage_N: Te
     """Give every token of an answer the same advantage; 0 if the group has no other valid answer."""
     batch = inputs.batch
     known_N = advantage_N.where(groups.comparable_N, 0).to(inputs.rewards_T.dtype)
-    advantages_T = known_N[batch.sample_T] * batch.loss_mask_T
-    return Advantages(advantages_T, advantages_T, batch.loss_mask_T & groups.comparable_N[batch.sample_T])
+    loss_mask_T = batch.loss_mask_T
+    advantages_T = batch.at_tokens(known_N) * loss_mask_T
+    return Advantages(advantages_T, advantages_T, loss_mask_T & batch.at_tokens(groups.comparable_N))
 
 
 def normalized(found: Advantages, batch: Batch) -> Advantages:
@@ -81,7 +82,7 @@ def remax(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
     assert inputs.greedy_N is not None  # needs_greedy
     batch = inputs.batch
     returns_T = returns_to_go(inputs, settings.gamma)
-    baseline_T = inputs.greedy_N.to(returns_T.dtype)[batch.sample_T] * distance_discounts(batch, settings.gamma)
+    baseline_T = batch.at_tokens(inputs.greedy_N.to(returns_T.dtype)) * distance_discounts(batch, settings.gamma)
     known_T = batch.loss_mask_T & baseline_T.isfinite()  # a failed greedy score is no baseline
     return Advantages((returns_T - baseline_T).where(known_T, 0), returns_T, known_T)
 
@@ -127,7 +128,7 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs, settings: AdvantageSet
 def opo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
     """On-policy RL with the optimal baseline (Hao et al. 2025): the group's mean, weighted by length."""
     batch, groups, return_N = inputs.batch, Groups.of(inputs.batch), inputs.return_N
-    length_N = sum_by_episode(sum_by_sample(batch.mask_T.to(return_N.dtype), batch.sample_T, len(batch)), batch)
+    length_N = sum_by_episode(batch.counts(batch.mask_T).to(return_N.dtype), batch)
     baseline_N = groups.total(length_N * return_N) / groups.total(length_N).clamp(min=1)
     return broadcast_to_tokens(inputs, groups, return_N - baseline_N)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from rloom.algos.packed import masked_mean, sum_by_sample
+from rloom.algos.packed import masked_mean
 from rloom.batch import Batch, sum_by_episode, token_scores
 from rloom.errors import ConfigError
 
@@ -86,8 +86,8 @@ def mean_sample_kl(batch: Batch, kl_T: Tensor) -> float:
     """Mean over samples of their mean KL per token: the input of the adaptive controller. Branches of one episode are
     one sample."""
     mask_T = batch.loss_mask_T
-    count_N = sum_by_episode(sum_by_sample(mask_T.to(kl_T.dtype), batch.sample_T, len(batch)), batch)
-    total_N = sum_by_episode(sum_by_sample(kl_T * mask_T, batch.sample_T, len(batch)), batch)
+    count_N = sum_by_episode(batch.counts(mask_T).to(kl_T.dtype), batch)
+    total_N = sum_by_episode(batch.sums(kl_T, mask_T, kl_T.dtype), batch)
     return float(masked_mean(total_N / count_N.clamp(min=1), (count_N > 0) & batch.counted_N))
 
 

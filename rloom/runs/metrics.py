@@ -10,11 +10,12 @@ import resource
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from rloom.batch import Batch, TrainBatch, sample_returns, sum_by_episode
+from rloom.batch import Batch, Moments, TrainBatch, masked_blocks, sample_returns, sum_by_episode, token_ends
 from rloom.types import Score
 
 # Dense bf16 FLOP/s by a word in the device's name; the first match is used.
@@ -56,23 +57,23 @@ def batch_metrics(
     in the rewards and not in the scores.
     """
     loss_mask_T, counted_N = batch.loss_mask_T, batch.counted_N
-    response_N = sum_by_episode(_sum_by_sample(batch, batch.mask_T.double()), batch)[counted_N]
+    response_N = sum_by_episode(batch.counts(batch.mask_T), batch)[counted_N]
     reward_N = sample_returns(replace(batch, score_N=batch.score_N + penalty_N), rewards_T)
     valid_N = batch.valid_N & counted_N
     metrics = {
         **_spread_with_std("critic/score", batch.score_N[valid_N]),
         **_spread_with_std("critic/rewards", reward_N[valid_N]),
-        **_spread("critic/advantages", batch.advantages_T[loss_mask_T]),
+        **_spread_of_tokens("critic/advantages", loss_mask_T, batch.advantages_T),
         **_spread("response_length", response_N),
         **_spread("prompt_length", _first_sampled(batch)[counted_N]),
         "reward/failed": float((~batch.valid_N & counted_N).sum()),
     }
     if batch.returns_T is not None:
-        metrics |= _spread("critic/returns", batch.returns_T[loss_mask_T])
+        metrics |= _spread_of_tokens("critic/returns", loss_mask_T, batch.returns_T)
     if batch.values_T is not None:
-        metrics |= _spread("critic/values", batch.values_T[loss_mask_T])
+        metrics |= _spread_of_tokens("critic/values", loss_mask_T, batch.values_T)
     if batch.values_T is not None and batch.returns_T is not None:
-        metrics |= _explained_variance(batch.values_T[loss_mask_T], batch.returns_T[loss_mask_T])
+        metrics |= _explained_variance(loss_mask_T, batch.values_T, batch.returns_T)
     if finished:
         metrics["response_length/clip_ratio"] = finished.count(False) / len(finished)
     return _finite(metrics | equal_groups(batch) | repetition(batch))
@@ -213,26 +214,30 @@ def _spread_with_std(name: str, values: Tensor) -> dict[str, float]:
     return _spread(name, values) | std
 
 
-def _sum_by_sample(batch: TrainBatch, values_T: Tensor) -> Tensor:
-    return values_T.new_zeros(len(batch)).index_add(0, batch.sample_T, values_T)
-
-
 def _first_sampled(batch: TrainBatch) -> Tensor:
     """Tokens of each sample before the first that the policy sampled."""
-    before_N = batch.length_N.cumsum(0) - batch.length_N
-    place_T = torch.arange(len(batch.tokens_T)) - before_N[batch.sample_T]
-    return batch.length_N.scatter_reduce(0, batch.sample_T[batch.mask_T], place_T[batch.mask_T], "amin")
+    masks = [batch.mask_T.numpy()[start:stop] for start, stop in pairwise(token_ends(batch.length_N))]
+    return torch.tensor([int(mask.argmax()) if mask.any() else len(mask) for mask in masks])
 
 
-def _explained_variance(values_T: Tensor, returns_T: Tensor) -> dict[str, float]:
+def _spread_of_tokens(name: str, mask_T: Tensor, values_T: Tensor) -> dict[str, float]:
+    found = Moments()
+    for (values,) in masked_blocks(mask_T, values_T):
+        found.add(values)
+    if found.count == 0:
+        return {}
+    return {f"{name}/mean": found.mean, f"{name}/max": found.largest, f"{name}/min": found.smallest}
+
+
+def _explained_variance(mask_T: Tensor, values_T: Tensor, returns_T: Tensor) -> dict[str, float]:
     """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for one that predicts the mean."""
-    if len(returns_T) == 0:
+    spread, unexplained = Moments(correction=0), Moments(correction=0)
+    for values, returns in masked_blocks(mask_T, values_T, returns_T):
+        spread.add(returns)
+        unexplained.add(returns - values)
+    if spread.count == 0 or spread.variance == 0:  # undefined for equal returns
         return {}
-    spread = float(returns_T.double().var(correction=0))
-    if spread == 0:  # undefined for equal returns
-        return {}
-    unexplained = float((returns_T.double() - values_T.double()).var(correction=0))
-    return {"critic/vf_explained_var": 1 - unexplained / spread}
+    return {"critic/vf_explained_var": 1 - unexplained.variance / spread.variance}
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

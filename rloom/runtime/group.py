@@ -49,8 +49,11 @@ class Group(Protocol):
     def put(self, value: Any) -> Stored:
         """Copied once, however many workers read it, of this group or of another one of the run."""
 
-    def start(self, method: str, arguments: Arguments) -> Pending:
-        """Call the method on every worker with the arguments of its share."""
+    def start(self, method: str, arguments: Arguments, *, stored: bool = False) -> Pending:
+        """Call the method on every worker with the arguments of its share.
+
+        `stored`: each result is put by its worker, and `wait` returns Stored values, which other calls may name.
+        """
 
     def stream(self, method: str, next_items: NextItems) -> Stream:
         """For a method that returns a generator: send it items and yield (share, what it yielded), as they arrive.
@@ -101,10 +104,11 @@ class LocalGroup(Group):
     def shares(self) -> int:
         return len(self.workers) // self.workers_per_share
 
-    def start(self, method: str, arguments: Arguments) -> Pending:
+    def start(self, method: str, arguments: Arguments, *, stored: bool = False) -> Pending:
         def run() -> list[Any]:
             each = zip(self.workers, for_workers(arguments, self.workers_per_share), strict=True)
-            return [getattr(worker, method)(*made(own)) for worker, own in each][:: self.workers_per_share]
+            found = [getattr(worker, method)(*made(own)) for worker, own in each][:: self.workers_per_share]
+            return [StoredHere(result) for result in found] if stored else found
 
         return Deferred(run)
 

@@ -45,23 +45,37 @@ class TensorPickler(pickle.Pickler):
 
 
 class SharedMemory(Stored):
-    """A value in memory of the driver that processes of this machine map. A pickled one names the memory."""
+    """A value in memory that processes of this machine map. A pickled one names the memory of its process, which has to
+    exist until the receiver has loaded the message."""
 
     def __init__(self, value: Any) -> None:
         buffers: list[pickle.PickleBuffer] = []
         message = io.BytesIO()
         TensorPickler(message, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(value)
-        descriptor = os.memfd_create("rloom")
-        weakref.finalize(self, os.close, descriptor)
-        self.file = f"/proc/{os.getpid()}/fd/{descriptor}"
-        with open(descriptor, "wb", closefd=False) as memory:
+        self.open(os.memfd_create("rloom"))
+        with open(self.descriptor, "wb", closefd=False) as memory:
             sizes = [memory.write(buffer.raw()) for buffer in buffers]
             self.bytes = sum(sizes)  # of the arrays; what says where they are is behind them
             memory.write(pickle.dumps((message.getvalue(), sizes)))
 
+    def open(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    @property
+    def file(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def __getstate__(self) -> tuple[str, int]:
+        return self.file, self.bytes
+
+    def __setstate__(self, state: tuple[str, int]) -> None:
+        file, self.bytes = state
+        self.open(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
+
     def get(self) -> Any:
-        with open(self.file, "rb") as memory:
-            mapped = memoryview(mmap.mmap(memory.fileno(), 0, access=mmap.ACCESS_READ))
+        # what a process writes to its arrays is its own: torch has no read-only tensors
+        mapped = memoryview(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_COPY))
         pickled, sizes = pickle.loads(mapped[self.bytes :])
         ends = [0, *accumulate(sizes)]
         return pickle.loads(pickled, buffers=[mapped[start:stop] for start, stop in pairwise(ends)])

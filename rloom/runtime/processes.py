@@ -58,6 +58,7 @@ class ForkedWorker:
         self.begin_error: str | None = None
         self.pending: dict[int, Answer] = {}
         self.calls, self.lock, self.alive = 0, threading.Lock(), True
+        self.loaded = BEGIN  # number of the last call whose answer was loaded, and what is stored of it opened
         self.outgoing: queue.SimpleQueue[bytes | memoryview | None] = queue.SimpleQueue()
         self.connection = Connection(own.detach())
         self.server = fork_server()
@@ -82,7 +83,7 @@ class ForkedWorker:
                 answer.set_exception(Died())
                 return answer
             self.calls += 1
-            message = numbered(self.calls, (method, arguments))
+            message = numbered(self.calls, (method, arguments, self.loaded))
             self.pending[self.calls] = answer
             self.outgoing.put(message)
         return answer
@@ -118,6 +119,7 @@ class ForkedWorker:
                 error, result = load()
         except (RloomError, CallFailed) as not_loaded:
             error, result = not_loaded, None
+        self.loaded = number
         if answer is None:
             self.begin_error = result
         elif error is None:
@@ -190,7 +192,7 @@ def run_worker(calls: int) -> None:
     sys.path += [place for place in path if place not in sys.path]  # last: no file there replaces another module
     try:
         make, arguments = pickle.loads(connection.recv_bytes())
-        host = WorkerHost(name, log_file, NODE, make, arguments)
+        host = ForkedHost(name, log_file, NODE, make, arguments)
     except Exception as error:
         traceback.print_exc()
         connection.send_bytes(numbered(BEGIN, (None, f"{type(error).__name__}: {error}")))
@@ -200,11 +202,31 @@ def run_worker(calls: int) -> None:
             answer(connection, host, connection.recv_bytes())
 
 
-def answer(connection: Connection, host: WorkerHost, message: bytes) -> None:
+class ForkedHost(WorkerHost):
+    """A value that it has put stays until the driver has opened it too."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.number = BEGIN  # of the call under way
+        self.unopened: list[tuple[int, SharedMemory]] = []  # with the number of the call that put it
+        super().__init__(*arguments)
+
+    def put(self, value: Any) -> Stored:
+        stored = SharedMemory(value)
+        self.unopened.append((self.number, stored))
+        return stored
+
+    def begin_call(self, number: int, loaded: int) -> None:
+        """`loaded`: number of the last call whose answer the driver has loaded."""
+        self.number = number
+        self.unopened = [(of_call, stored) for of_call, stored in self.unopened if of_call > loaded]
+
+
+def answer(connection: Connection, host: ForkedHost, message: bytes) -> None:
     number, load = opened(message)
     try:
         with portable_errors():  # also of what cannot be pickled
-            method, arguments = load()
+            method, arguments, loaded = load()
+            host.begin_call(number, loaded)
             reply = numbered(number, (None, getattr(host, method)(*arguments)))
     except (RloomError, CallFailed) as error:
         reply = numbered(number, (portable(error), None))

@@ -38,6 +38,9 @@ class WorkerActor(WorkerHost):
         send_tensors_as_arrays()
         super().__init__(name, log_file, ray.util.get_node_ip_address(), make, arguments)
 
+    def put(self, value: Any) -> Stored:
+        return StoredInRay(ray.put(value))
+
     def __repr__(self) -> str:  # Ray's prefix of each line of output
         return self.name
 

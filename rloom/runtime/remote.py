@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
@@ -34,7 +35,7 @@ LOG_LINES_SHOWN = 15  # of a dead worker
 Answer = Future[Any]
 
 
-class WorkerHost:
+class WorkerHost(ABC):
     """In a worker's process: holds one object and calls its methods. Its output goes to a file and to the console."""
 
     def __init__(
@@ -72,12 +73,18 @@ class WorkerHost:
         with portable_errors():
             return self.object.build(*arguments)
 
-    def call(self, role: str, method: str, arguments: tuple[Any, ...], first: bool = True) -> Any:
+    @abstractmethod
+    def put(self, value: Any) -> Stored:
+        """As a group's: the driver and every worker of its kind read it."""
+
+    def call(self, role: str, method: str, arguments: tuple[Any, ...], first: bool = True, stored: bool = False) -> Any:
         """`first`: of its share, whose result counts; the others send none."""
         calls.info(f"{role}.{method}")
         with portable_errors():
             result = getattr(self.object.roles[role], method)(*made(arguments))
-            return result if first else None
+            if not first:
+                return None
+            return self.put(result) if stored else result
 
     def open_stream(self, role: str, method: str) -> None:
         calls.info(f"{role}.{method}")
@@ -211,12 +218,12 @@ class RemoteGroup(Group):
     def put(self, value: Any) -> Stored:
         return self.workers[0].put(value)
 
-    def start(self, method: str, arguments: Arguments) -> RemoteCalls:
+    def start(self, method: str, arguments: Arguments, *, stored: bool = False) -> RemoteCalls:
         each = zip(self.workers, for_workers(arguments, self.workers_per_share), strict=True)
         if self.role is None:  # methods of the host itself
             return RemoteCalls(self, [worker.submit(method, *own) for worker, own in each])
         answers = [
-            worker.submit("call", self.role, method, own, number % self.workers_per_share == 0)
+            worker.submit("call", self.role, method, own, number % self.workers_per_share == 0, stored)
             for number, (worker, own) in enumerate(each)
         ]
         return RemoteCalls(self, answers)

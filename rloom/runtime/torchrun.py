@@ -95,7 +95,8 @@ class RankGroup(Group):
         """It goes with each call that reads it: ranks may be on several machines, and SFT has one call a step."""
         return StoredHere(value)
 
-    def start(self, method: str, arguments: Arguments) -> Pending:
+    def start(self, method: str, arguments: Arguments, *, stored: bool = False) -> Pending:
+        assert not stored  # SFT reads no token's result
         calls = [(self.role, method, own) for own in for_workers(arguments, self.workers_per_share)]
         return Deferred(lambda: self.ranks.call(calls)[:: self.workers_per_share])
 

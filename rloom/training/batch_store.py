@@ -38,14 +38,24 @@ class BatchRows(LazyArgument):
     more: Mapping[str, Tensor]  # columns of these rows that were not put
 
     def make(self) -> Batch:
-        read = [[(stored.get(), names) for stored, names in piece] for piece in self.pieces]
-        columns = [{name: values[name] for values, names in piece for name in names} for piece in read]
+        columns = [columns_of(piece) for piece in self.pieces]
         found = {one.name: self.more.get(one.name) for one in fields(self.kind)}
         for name, none in self.empty.items():
             parts = [columns[piece][name][row] for piece, row in self.rows]
             joined = np.array(parts) if name.endswith("_N") else np.concatenate([none, *parts])
             found[name] = torch.from_numpy(joined.astype(none.dtype, copy=False))
         return self.kind(**found)  # type: ignore[arg-type]
+
+
+def columns_of(piece: Sequence[tuple[Stored, Sequence[str]]]) -> dict[str, Any]:
+    """As in PieceColumns."""
+    found: dict[str, Any] = {}
+    for stored, names in piece:
+        values = stored.get()
+        if isinstance(values, Tensor):  # a worker's outputs for the tokens of the piece, its rows one after the other
+            values = {names[0]: np.split(values.numpy(), found["length_N"].cumsum()[:-1])}
+        found |= {name: values[name] for name in names}
+    return found
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,8 @@ class BatchStore:
     pieces: Rows
     # what was put at one time: tensors of the whole batch by name, and the columns of each piece
     put: list[tuple[dict[str, Tensor], list[Stored]]] = field(default_factory=list)
+    # outputs of a model for the whole batch, and those of each piece as its worker has put them: not sent again
+    outputs: list[tuple[Tensor, list[Stored]]] = field(default_factory=list)
 
     @cached_property
     def ends(self) -> list[int]:
@@ -79,6 +91,11 @@ class BatchStore:
             (stored, names)
             for tensors, stored in self.put
             if (names := [name for name, tensor in tensors.items() if columns.get(name) is tensor])
+        ] + [
+            (stored, [name])
+            for output_T, stored in self.outputs
+            for name, tensor in columns.items()
+            if tensor is output_T
         ]
         empty = {name: tensor[:0].numpy() for name, tensor in columns.items()}
         found = []
@@ -95,6 +112,7 @@ class BatchStore:
             name: tensor
             for name, tensor in columns.items()
             if not any(tensors.get(name) is tensor for tensors, _ in self.put)
+            and not any(tensor is output_T for output_T, _ in self.outputs)
         }
         if missing:
             self.put.append((missing, [self.group.put(self.cut(missing, rows)) for rows in self.pieces]))

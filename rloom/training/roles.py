@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rloom.algos.aggregate import Counts, episode_tokens
 from rloom.algos.objectives import FIRST_UPDATE_METRICS, Metrics, Objective
-from rloom.batch import Batch, TokenRecord, TrainBatch, joined, place, token_ends
+from rloom.batch import Batch, TokenRecord, TrainBatch, joined, place, token_ends, zeros_T
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
 from rloom.packing import share_rows
@@ -40,9 +40,11 @@ class PendingOutputs:
 
     def wait(self) -> Tensor:
         """output_T of the whole batch."""
-        merged_T = torch.zeros(self.store.ends[-1])
-        for rows, output_T in zip(self.rows, self.pending.wait(), strict=True):
-            place(merged_T, self.store.ends, rows, output_T)
+        merged_T, stored = zeros_T(self.store.ends[-1]), self.pending.wait()
+        for rows, output in zip(self.rows, stored, strict=True):
+            place(merged_T, self.store.ends, rows, output.get())
+        if self.rows is self.store.pieces:
+            self.store.outputs.append((merged_T, stored))
         return merged_T
 
 
@@ -67,7 +69,8 @@ class Scorer:
         rows = store.pieces if store is not None and usable else self.divided(batch.length_N)
         store = store or BatchStore(self.group, batch.length_N, rows)
         method = "score_reference" if self.reference else "score"
-        return PendingOutputs(store, rows, self.group.start(method, [(one,) for one in store.rows(batch, rows)]))
+        named = [(one,) for one in store.rows(batch, rows)]
+        return PendingOutputs(store, rows, self.group.start(method, named, stored=True))
 
     def score(self, batch: Batch) -> Tensor:
         return self.start(batch).wait()
@@ -186,7 +189,11 @@ class Learner:
     def apply(self, learning_rate: float, batch: TrainBatch, shares: Rows, record: TokenRecord | None = None) -> Update:
         """An optimizer step on every worker. Their metrics are summands of the mini-batch's."""
         self.updates += 1
-        updates: list[Update] = self.group.call("optim_step", learning_rate)
+        arguments = [(learning_rate,)] * self.group.shares
+        if record is None:
+            updates: list[Update] = self.group.each("optim_step", arguments)
+        else:
+            updates = [one.get() for one in self.group.start("optim_step", arguments, stored=True).wait()]
         parts = [update.metrics for update in updates]
         names = dict.fromkeys(name for part in parts for name in part)  # a worker without a share has none
         ends = token_ends(batch.length_N)

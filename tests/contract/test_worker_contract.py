@@ -16,7 +16,7 @@ from rloom.errors import WorkerError
 from rloom.runtime import failures, remote
 from tests.e2e.peers import HANGS, KILLED, Peer
 from tests.e2e.runs import terminate_all
-from tests.worker_backends import Backend, ray_address, started  # noqa: F401
+from tests.worker_backends import Backend, ray_address, started, started_processes  # noqa: F401
 
 pytestmark = pytest.mark.slow
 HANGS_S = 240
@@ -73,6 +73,21 @@ def test_the_cause_is_reported_first_and_a_worker_that_hangs_is_not_waited_for(
         assert [items for share, items in found if share == 1] == [[], ["done"]]
         with pytest.raises(WorkerError, match="worker 0 failed: Strange: no such token"):
             list(pair.stream("act_stream", lambda share: [None, "no such token"] if share == 0 else None))
+
+
+def test_a_stored_result_is_read_by_the_driver_and_by_another_worker(started: Backend) -> None:  # noqa: F811
+    with started(Peer, [()] * 2) as workers:
+        group = remote.RemoteGroup(workers, "actor")
+        found = group.start("numbers", [(1000,), (2000,)], stored=True).wait()
+        assert [stored.get()[-1].item() for stored in found] == [999, 1999]
+        assert group.each("total", [(found[1],), (found[0],)]) == [1999 * 1000, 999 * 500]  # of the other worker
+
+
+def test_a_worker_gives_a_stored_result_back_when_the_driver_has_opened_it() -> None:
+    with started_processes(Peer, [()]) as workers:
+        group = remote.RemoteGroup(workers, "actor")
+        stored = group.start("numbers", [(1000,)], stored=True).wait()
+        assert group.call("memory_files") == [0] and stored[0].get()[-1].item() == 999
 
 
 def test_a_worker_that_hangs_in_a_stream_counts_as_dead_after_the_limit(

@@ -9,6 +9,7 @@ from collections.abc import Generator
 import torch
 
 from rloom.engines.distributed import Broadcast, join
+from rloom.runtime.group import Stored
 
 KILLED, HANGS = "killed", "hangs"  # instead of an error
 
@@ -35,6 +36,17 @@ class Peer:
         sent_1 = torch.tensor([5.0 - rank])
         Broadcast(rank, 2, address=channel_address, device=cpu).broadcast(sent_1)
         return sum_2.tolist(), sent_1.tolist()
+
+    def numbers(self, count: int) -> torch.Tensor:
+        return torch.arange(count)
+
+    def total(self, stored: Stored) -> int:
+        return int(stored.get().sum())
+
+    def memory_files(self) -> int:
+        """Of this process: memory that it shares."""
+        links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)]
+        return sum("memfd:rloom" in link for link in links)
 
     def end_a_child(self) -> int:
         """The exit status of a program that this process starts and terminates."""

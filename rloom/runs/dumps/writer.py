@@ -3,11 +3,11 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from rloom.runs.dumps.index import (
     EPISODE_SCHEMA,
     INDEX,
     SCHEMA,
+    TOKEN_COLUMNS,
     TOKENIZER,
     VERSIONS,
     Index,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:  # they import torch, which readers of a dump do not need
     from rloom.batch import Batch, TokenRecord, TrainBatch, Trajectory
 
 
-LARGEST = np.finfo(np.float16).max
+LARGEST = float(np.finfo(np.float16).max)
 
 
 def validation_table(trajectories: "Sequence[Trajectory]") -> pa.Table:
@@ -59,16 +60,17 @@ def training_table(trajectories: "Sequence[Trajectory]", batch: "TrainBatch", re
 
 
 def _table(trajectories: "Sequence[Trajectory]", batch: "Batch", values_T: "dict[str, Tensor]") -> pa.Table:
-    length_N = batch.length_N.numpy()
-    prompt_N = np.array([prompt_tokens(t) for t in trajectories], dtype=np.int64)
-    start_N = np.cumsum(length_N) - length_N
-    # the tokens after the prompt of each sample
-    kept_T = np.arange(len(batch.tokens_T)) >= np.repeat(start_N + prompt_N, length_N)
-    offsets = np.concatenate([[0], np.cumsum(length_N - prompt_N)]).astype(np.int32)
+    from rloom.batch import token_ends
+
+    prompts = [prompt_tokens(t) for t in trajectories]
+    ends = token_ends(batch.length_N)
+    # of each sample, the tokens after the prompt
+    kept = [slice(start + before, stop) for (start, stop), before in zip(pairwise(ends), prompts, strict=True)]
+    offsets = np.cumsum([0, *(rows.stop - rows.start for rows in kept)]).astype(np.int32)
     columns: dict[str, Any] = {
         **_answer_columns(trajectories),
-        "tokens": _lists(offsets, batch.tokens_T.numpy()[kept_T].astype(np.int32)),
-        **{name: _lists(offsets, _half(value_T.numpy()[kept_T])) for name, value_T in values_T.items()},
+        "tokens": _lists(offsets, [batch.tokens_T[part].int() for part in kept]),
+        **{name: _lists(offsets, [_half(value_T[part]) for part in kept]) for name, value_T in values_T.items()},
     }
     rows = len(trajectories)
     schema = SCHEMA
@@ -123,12 +125,12 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array([None if v is None else v.encode("utf-8", "replace").decode() for v in values], kind)
 
 
-def _lists(offsets: NDArray[np.int32], values: NDArray[Any]) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+def _lists(offsets: NDArray[np.int32], parts: "Sequence[Tensor]") -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate([part.numpy() for part in parts])))
 
 
-def _half(values: NDArray[np.float32]) -> NDArray[np.float16]:
-    return values.clip(-LARGEST, LARGEST).astype(np.float16)
+def _half(values: "Tensor") -> "Tensor":
+    return values.clamp(-LARGEST, LARGEST).half()
 
 
 def _text(value: Any) -> str | None:
@@ -169,8 +171,19 @@ def sampled_groups(trajectories: "Sequence[Trajectory]", tokens: float, scope: s
 
 WAITING = 2  # dumps in memory; if the disk is slower than that, the loop waits
 ROWS_TOGETHER = 64  # are compressed together: a reader of one prompt decompresses no more
-# without checksums, a damaged page can be read as other numbers
-FORMAT: Mapping[str, Any] = {"compression": "zstd", "compression_level": 1, "write_page_checksum": True}
+
+
+def file_format(schema: pa.Schema) -> dict[str, Any]:
+    """Arguments for pyarrow. Numbers of tokens are nearly all different: a dictionary of them and their statistics cost
+    more than the compression, which finds the most if the first bytes of all are beside each other."""
+    leaves = {one.name: f"{one.name}.list.element" if pa.types.is_list(one.type) else one.name for one in schema}
+    others = [leaf for name, leaf in leaves.items() if name not in TOKEN_COLUMNS]
+    return {
+        **{"compression": "zstd", "compression_level": 1},
+        "write_page_checksum": True,  # without, a damaged page can be read as other numbers
+        **{"use_dictionary": others, "write_statistics": others},
+        "use_byte_stream_split": [leaf for name, leaf in leaves.items() if name in TOKEN_COLUMNS],
+    }
 
 
 class DumpWriter:
@@ -253,7 +266,7 @@ class DumpWriter:
         file.parent.mkdir(exist_ok=True)
         draft = file.with_suffix(".writing")
         try:
-            pq.write_table(table, draft, row_group_size=ROWS_TOGETHER, **FORMAT)
+            pq.write_table(table, draft, row_group_size=ROWS_TOGETHER, **file_format(table.schema))
             size = draft.stat().st_size
             draft.replace(file)  # a reader sees a whole file or none
         finally:

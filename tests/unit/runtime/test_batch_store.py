@@ -12,7 +12,7 @@ import torch
 from rloom.algos.objectives import ValueObjective
 from rloom.batch import Batch, TrainBatch
 from rloom.rollout.base import report_interval_s
-from rloom.runtime.group import LocalGroup, Pending, Stored
+from rloom.runtime.group import Deferred, LocalGroup, Pending, Stored
 from rloom.runtime.pickling import SharedMemory
 from rloom.runtime.processes import numbered, opened
 from rloom.training.batch_store import BatchStore
@@ -37,10 +37,11 @@ class Sent(LocalGroup):
         self.puts.append(stored.bytes)
         return stored
 
-    def start(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> Pending:
+    def start(self, method: str, arguments: Sequence[tuple[Any, ...]], *, stored: bool = False) -> Pending:
         messages = [bytes(numbered(1, own)) for own in arguments]
         self.messages += map(len, messages)
-        return super().start(method, [opened(message)[1]() for message in messages])
+        pending = super().start(method, [opened(message)[1]() for message in messages])
+        return Deferred(lambda: [SharedMemory(one) for one in pending.wait()]) if stored else pending
 
 
 def learner(group: LocalGroup, *, prompts: int = 2, epochs: int = 1, shuffle: bool = False) -> Learner:
@@ -60,20 +61,23 @@ def scored_batch() -> Batch:
     return Batch(**{one.name: getattr(batch, one.name) for one in fields(Batch)})
 
 
-def ppo_step(group: LocalGroup, *, prompts: int = 2) -> None:
+def ppo_step(group: LocalGroup, batch: Batch, *, prompts: int = 2) -> None:
     """Three scoring passes, then the updates of two models."""
-    batch, roles = scored_batch(), [learner(group, prompts=prompts) for _ in range(2)]
+    roles = [learner(group, prompts=prompts) for _ in range(2)]
     store = roles[0].store(batch, 1)
-    for scorer in (roles[0].scorer, Scorer(group, reference=True), roles[1].scorer):
-        assert torch.equal(scorer.start(batch, store).wait().abs(), batch.tokens_T.float())
-    train_batch = TrainBatch(**vars(batch), **{name: torch.ones(TOKENS) for name in COMPUTED})
+    scorers = {
+        "old_logprobs_T": roles[0].scorer, "ref_logprobs_T": Scorer(group, reference=True), "values_T": roles[1].scorer,
+    }  # fmt: skip
+    outputs = {name: scorer.start(batch, store).wait() for name, scorer in scorers.items()}
+    for output_T in outputs.values():
+        assert torch.equal(output_T.abs(), batch.tokens_T.float())
+    on_driver = {name: torch.ones(len(batch.tokens_T)) for name in ("advantages_T", "returns_T")}
     for role in roles:
-        role.learn(train_batch, 1, store=store)
+        role.learn(TrainBatch(**vars(batch), **outputs, **on_driver), 1, store=store)
 
 
-COMPUTED = ("advantages_T", "old_logprobs_T", "ref_logprobs_T", "values_T", "returns_T")
-# int32 tokens, mask, log-probs of the rollout; five numbers that the step has computed
-SENT_ONCE = (4 + 1 + 4) * TOKENS + 5 * 4 * TOKENS
+# int32 tokens, mask, log-probs of the rollout; advantages and returns. The workers have put log-probs and values.
+SENT_ONCE = (4 + 1 + 4) * TOKENS + 2 * 4 * TOKENS
 OF_ROWS = 8 * (8 + 8 + 4 + 1)  # length, group, score, valid
 
 
@@ -83,9 +87,40 @@ def test_a_column_is_sent_once_a_step_however_many_passes_updates_and_workers_re
     prompts: int, workers_per_share: int
 ) -> None:
     group = Sent([Echo() for _ in range(2 * workers_per_share)], workers_per_share=workers_per_share)
-    ppo_step(group, prompts=prompts)
+    ppo_step(group, scored_batch(), prompts=prompts)
     assert len(group.puts) == 4  # two pieces, of the batch and of what was computed since
     assert sum(group.puts) == SENT_ONCE + OF_ROWS
+
+
+@pytest.mark.parametrize("workers", [1, 8, 64])
+def test_what_is_sent_does_not_grow_with_the_workers(workers: int) -> None:
+    """Eight groups of the batch: 64 samples, a sample for each of 64 workers."""
+    batch, group = scored_batch().select([*range(8)] * 8), Sent([Echo() for _ in range(workers)])
+    ppo_step(group, batch, prompts=4)
+    assert sum(group.puts) == 8 * (SENT_ONCE + OF_ROWS)
+    assert len(group.puts) == 2 * workers  # pieces of the batch, and of advantages and returns
+    assert len(group.messages) == workers * (3 + 2 * 2)  # three passes, a mini-batch of all groups for each model
+    assert max(group.messages) < 4000 and sum(group.messages) < 7 * (64 * 100 + 2500 * workers)
+
+
+def test_an_output_that_a_worker_has_put_is_read_by_rows_in_any_order() -> None:
+    batch, group = scored_batch(), Sent([Echo(), Echo()])
+    pieces = [[0, 3, 5], [1, 2, 4, 6, 7]]
+    store = BatchStore(group, batch.length_N, pieces)
+    values_T = Scorer(group).start(batch, store).wait()
+    ones_T = torch.ones(TOKENS)
+    train_batch = TrainBatch(
+        **vars(batch),
+        advantages_T=ones_T,
+        old_logprobs_T=None,
+        ref_logprobs_T=None,
+        values_T=values_T,
+        returns_T=ones_T,
+    )
+    (named,) = store.rows(train_batch, [[7, 0, 2]])
+    found = opened(bytes(numbered(1, named)))[1]().make()
+    assert torch.equal(found.values_T, train_batch.select([7, 0, 2]).values_T)
+    assert values_T.tolist() == batch.tokens_T.tolist()
 
 
 def test_a_call_names_rows_so_its_size_does_not_depend_on_the_tokens() -> None:
@@ -170,7 +205,8 @@ def test_shared_memory_is_given_back_when_the_driver_drops_it() -> None:
     stored = SharedMemory([np.arange(3)])
     file = stored.file
     assert stored.get()[0].tolist() == [0, 1, 2] and os.path.exists(file)
-    assert not stored.get()[0].flags.writeable
+    stored.get()[0][:] = 7  # seen by this reader alone
+    assert stored.get()[0].tolist() == [0, 1, 2]
     del stored
     assert not os.path.exists(file)
 
