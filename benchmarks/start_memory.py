@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from rloom.config.load import load_config
 from rloom.engines.fsdp import FSDPEngine
+from rloom.engines.storage import local
 from rloom.launch import workers as launch
 from rloom.launch.early_checks import layout_of
 from rloom.launch.worker import GenerationCopy, Worker
@@ -47,7 +48,7 @@ def make_model(folder: Path, layers: int, dtype: torch.dtype) -> int:
 
 def to_shared_memory(module: nn.Module) -> None:
     for parameter in module.parameters():
-        own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        own = local(parameter)
         if not own.is_meta:
             own.untyped_storage().share_memory_()
 
