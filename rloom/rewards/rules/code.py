@@ -88,7 +88,9 @@ def _by_reference(answer: "_Answer", reference: tuple[str, ...]) -> list[str | N
     results = answer.results(limits.within(QUICK_CPU_S))
     if not answer.out_of_time:
         return results
+    begun = time.monotonic()
     reference_s = _reference_cpu_s(answer, reference)
+    answer.deadline += time.monotonic() - begun  # the reference has a total limit of its own
     allowed = limits if reference_s is None else limits.within(REFERENCE_FACTOR * reference_s)
     return results if allowed.cpu_s <= QUICK_CPU_S or answer.is_late else answer.results(allowed)
 
@@ -118,14 +120,14 @@ class _Answer:
     the last result were not run."""
 
     def __init__(self, problem: Problem, sources: tuple[str, ...], settings: CodeSettings, deadline: float) -> None:
-        self.problem, self._sources, self.settings, self._deadline = problem, sources, settings, deadline
+        self.problem, self._sources, self.settings, self.deadline = problem, sources, settings, deadline
         self._sandbox = sandbox_for(settings.limits, settings.isolation)
         self.out_of_time = self._repeated = False
         self.longest_cpu_s = 0.0
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() > self._deadline
+        return time.monotonic() > self.deadline
 
     def results(self, limits: Limits) -> list[str | None]:
         self._limits, self.out_of_time = limits, False

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,25 +98,42 @@ def test_the_published_rows_have_their_reference_in_the_ground_truth(name: str) 
     assert score(endless, truth, cpu_s=10)["detail"] == "0 of 3 tests passed; test 1: CPU time limit of 1 s"
 
 
+class LimitedRuns:
+    """A sandbox in which as many runs as `used_s` run into a limit, after so much processor time."""
+
+    def __init__(self, *used_s: float) -> None:
+        self.used_s = list(used_s)
+
+    def run(self, job: SandboxJob, tests: Suite | None) -> SandboxOutcome:
+        stopped = "time limit of 1 s" if self.used_s else None
+        cpu_s = self.used_s.pop() if self.used_s else 0.1
+        return SandboxOutcome(SandboxRun(stopped, stopped is not None, 0, "4\n", "", "", cpu_s, 1.0))
+
+
+ONE_INPUT = {"inputs": ["2\n"], "outputs": ["4\n"]}
+
+
 def test_a_program_that_slept_is_run_again_since_its_disk_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    used_s = []
-
-    class Slow:
-        def run(self, job: SandboxJob, tests: Suite | None) -> SandboxOutcome:
-            done = not used_s
-            cpu_s = used_s.pop() if used_s else 0.1
-            stopped = None if done else "time limit of 1 s"
-            return SandboxOutcome(SandboxRun(stopped, not done, 0, "4\n", "", "", cpu_s, 1.0))
-
-    monkeypatch.setattr(code, "sandbox_for", lambda limits, isolation: Slow())
-    truth = {"inputs": ["2\n"], "outputs": ["4\n"], "time_limit_s": 1.0}
-
-    def details(*seconds: float) -> str:
-        used_s[:] = seconds
-        return str(score("print(4)", truth, cpu_s=10)["detail"])
+    def details(*used_s: float) -> str:
+        monkeypatch.setattr(code, "sandbox_for", lambda limits, isolation: LimitedRuns(*used_s))
+        return str(score("print(4)", ONE_INPUT | {"time_limit_s": 1.0}, cpu_s=10)["detail"])
 
     assert details() == details(0.2) == "1 of 1 tests passed"
     assert details(0.2, 0.2) == details(0.9) == "0 of 1 tests passed; test 1: time limit of 1 s"  # once; it computed
+
+
+def test_the_time_of_the_reference_does_not_use_up_the_total_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    def reference_cpu_s(answer: object, reference: tuple[str, ...]) -> float:
+        nonlocal now_s
+        now_s += 1000.0  # on a busy machine
+        return 0.5
+
+    monkeypatch.setattr(code, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(code, "_reference_cpu_s", reference_cpu_s)
+    monkeypatch.setattr(code, "sandbox_for", lambda limits, isolation: LimitedRuns(1.0))
+    assert score("print(4)", ONE_INPUT | {"code": "print(4)"}, cpu_s=10)["detail"] == "1 of 1 tests passed"
 
 
 def test_time_in_which_a_program_waits_for_a_processor_is_not_its_own(tmp_path: Path) -> None:
