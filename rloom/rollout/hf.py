@@ -67,7 +67,7 @@ class HfRollout(Rollout):
 
     def sequences_that_fit(self, requests: Sequence[Request]) -> int:
         """Whose logits take no more than LOGITS_BYTES; one at least."""
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        vocabulary: int = self.model.get_output_embeddings().weight.shape[0]
         longest = max(request.sampling.max_new_tokens for request in requests)
         return max(1, LOGITS_BYTES // (4 * vocabulary * longest))
 
