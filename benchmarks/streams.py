@@ -11,8 +11,8 @@ time, together `--rate` tokens a second, and generates only while it has a `send
 `Rollout.generate_stream` does. Lengths are log-normal; messages have the format and the size of real ones.
 
 `idle`: the part of an engine's time in which it had unfinished answers and no `send`, from the first request to its
-last answer; `empty`: in which it had no request, before its last answer. `driver`: CPU seconds of the driver a second,
-while all engines are full; `loop`: those of its main thread.
+last answer; `empty`: in which it had no request, before its last answer. `full`: the seconds of the step if all engines
+were full to its end; `driver`: CPU seconds of the driver in each of these, `loop`: those of its main thread.
 """
 
 import argparse
@@ -47,7 +47,6 @@ from rloom.types import Prompt
 EMBEDDED = Path(__file__).parents[1] / "rloom" / "assets" / "embedded" / "model"
 SIGMA, LONGEST = 0.9, 8192
 PROMPT_TOKENS, ANSWERS = 200, 8
-FULL = 0.3, 0.7  # of `--seconds`: the part in which CPU seconds are counted
 TOKENS_L = torch.randint(20, 100, (LONGEST,))
 LOGPROBS_L = torch.zeros(LONGEST)
 
@@ -87,6 +86,7 @@ class Engine:
     waiting: deque[tuple[int, int]] = field(default_factory=deque)  # (index, tokens) of requests
     running: list[tuple[float, int, int]] = field(default_factory=list)  # (when it ends, index, tokens)
     submitted: int = 0
+    tokens: int = 0
     clock: float = 0.0  # seconds of generation
     since: float = 0.0  # it has no send
     began: float = 0.0
@@ -107,7 +107,9 @@ class Engine:
             self.empty_now_s += now - self.since
         for request in items:
             length = random.Random(request.seed).lognormvariate(0.0, SIGMA) * self.given.tokens
-            self.waiting.append((self.submitted, max(1, min(LONGEST, round(length)))))
+            tokens = max(1, min(LONGEST, round(length)))
+            self.waiting.append((self.submitted, tokens))
+            self.tokens += tokens
             self.submitted += 1
         self.fill()
         self.busy = answer, now
@@ -142,7 +144,6 @@ class Simulation:
         self.clock = Clock()
         self.engines = [Engine(given) for _ in range(given.shares)]
         self.due: list[tuple[float, int]] = []  # (when, engine)
-        self.used: list[tuple[float, float, float]] = []  # (time, CPU seconds of the driver, of its main thread)
         self.arrived = remote.arrived
         remote.arrived = self.wait_for  # type: ignore[assignment]
         remote.time = SimpleNamespace(monotonic=self.clock.now)  # type: ignore[assignment]
@@ -175,8 +176,6 @@ class Simulation:
     def wait_for(self, answers: Iterable[Answer], timeout_s: float) -> list[Answer]:
         self.deliver()
         with self.clock.simulation():
-            clock = self.clock
-            self.used.append((clock.now(), clock.driver_s, time.thread_time() - clock.not_counted_s))
             answers = list(answers)
             waits = not any(answer.done() for answer in answers)
         if waits and self.due:
@@ -220,21 +219,24 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     rows = [Prompt(row, (), "", tuple(range(20, 20 + PROMPT_TOKENS)), "random") for row in range(prompts)]
     clock = simulation.clock = Clock()
     remote.time = SimpleNamespace(monotonic=clock.now)  # type: ignore[assignment]
+    loop_s = time.thread_time()
     sampler.generate(rows, ANSWERS, Sampling(LONGEST), "train/1", nobody)
-    seconds, engines = clock.now(), simulation.engines
-    full = [one for one in simulation.used if FULL[0] * given.seconds <= one[0] <= FULL[1] * given.seconds]
-    passed_s, driver_s, loop_s = (last - first for first, last in zip(full[0], full[-1], strict=True))
+    loop_s = time.thread_time() - loop_s - clock.not_counted_s
+    engines, tokens = simulation.engines, sum(engine.tokens for engine in simulation.engines)
+    full_s = tokens / given.rate / given.shares
     return {
         "shares": given.shares,
         "ahead": remote.SENDS_AHEAD,
         "interval": given.interval,
         "answers": prompts * ANSWERS,
-        "seconds": round(seconds, 1),
+        "tokens": tokens,
+        "seconds": round(clock.now(), 1),
+        "full": round(full_s, 1),
         "idle": f"{mean(one.idle_s / (one.last - one.began) for one in engines):.2%}",
         "most idle": f"{max(one.idle_s / (one.last - one.began) for one in engines):.2%}",
         "empty": f"{mean(one.empty_s / (one.last - one.began) for one in engines):.2%}",
-        "driver": round(driver_s / passed_s, 3),
-        "loop": round(loop_s / passed_s, 3),
+        "driver": round(clock.driver_s / full_s, 2),
+        "loop": round(loop_s / full_s, 2),
     }
 
 
@@ -243,7 +245,7 @@ def main() -> None:
     parser.add_argument("--shares", type=int)
     parser.add_argument("--tokens", type=int, default=2700, help="of an answer, the median (%(default)s)")
     parser.add_argument("--rate", type=float, default=5000.0, help="tokens a second of an engine (%(default)s)")
-    parser.add_argument("--sequences", type=int, default=16, help="answers of an engine at a time (%(default)s)")
+    parser.add_argument("--sequences", type=int, default=4, help="answers of an engine at a time (%(default)s)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of generation (%(default)s)")
     parser.add_argument("--interval", type=float, help="between reports of an engine (that of so many shares)")
     given = parser.parse_args()
