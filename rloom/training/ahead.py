@@ -122,8 +122,9 @@ class QueuedAnswer:
 
     def continued(self, completion: Completion) -> "QueuedAnswer":
         """With what was generated since."""
-        new = len(completion.tokens_L) - sum(tokens for tokens, _ in self.runs)
-        return QueuedAnswer(completion, (*self.runs, (new, completion.version)) if new else self.runs)
+        earlier = [run for run in self.runs if run[1] != completion.version]  # a validation changes no weights
+        new = len(completion.tokens_L) - sum(tokens for tokens, _ in earlier)
+        return QueuedAnswer(completion, (*earlier, (new, completion.version)) if new else tuple(earlier))
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from rloom.runs.records import METRICS_FILE, read_metrics
 from rloom.training.checkpoint import Checkpoints
 from tests.e2e.runs import below, fork, records, weights
 from tests.e2e.test_ahead import AHEAD, SPANS, WORST, start, versions_of
@@ -105,7 +106,7 @@ def wait_for_moment(run: Path, process: ForkServerProcess, rng: random.Random) -
         poll_s=0.001,
     )
     if written.exists() or step == 0:
-        measured = records(run) if (run / "metrics.jsonl").exists() else []
+        measured = read_metrics(run / METRICS_FILE)  # without a line that a kill has cut short
         time.sleep(share_of_a_step * min((record[STEP_S] for record in measured if STEP_S in record), default=5.0))
     return alive(process)
 

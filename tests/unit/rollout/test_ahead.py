@@ -201,6 +201,15 @@ def test_a_long_answer_goes_on_in_the_next_step_with_its_tokens_and_their_log_pr
         assert run.metrics["training/off_policy/trajectory_staleness_worst/mean"] == 1.0
 
 
+def test_an_answer_that_a_validation_interrupts_has_one_run_of_tokens_for_a_version() -> None:
+    answer = QueuedAnswer()
+    for tokens, version in ((2, 0), (3, 0), (3, 1), (7, 1), (9, 2)):
+        answer = answer.continued(
+            Completion(0, torch.zeros(tokens).long(), torch.zeros(tokens), False, version, interrupted=True)
+        )
+    assert answer.runs == ((3, 0), (4, 1), (2, 2))
+
+
 def test_a_step_waits_for_the_groups_whose_deadline_it_is() -> None:
     with Run({0: 9, 1: 1, 2: 1, 3: 1}, wait(staleness=1)) as run:
         assert run.prompts() == [1, 2]
