@@ -15,14 +15,15 @@ import json
 import os
 import resource
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -51,8 +52,7 @@ from rloom.training.scoring import PendingAnswer, answer_tokens
 from rloom.types import Prompt, Score
 
 OBJECTIVE = PolicyObjective("vanilla", LossSettings(0.2, 0.2, 3.0), "token-mean", 0.0, None, "low_var_kl")
-WORKERS, MILLIONS = (1, 8, 64, 512), (1, 2, 4, 8, 16)  # of tokens; the other number is in the middle
-RUNS = 3  # of each size; the least counts: on a machine that others use, too, some take longer
+WORKERS, MILLIONS = (1, 8, 64, 512), (1, 2, 4, 8)  # of tokens, for 64 workers
 TARGET_TOKENS = 512 * 16 * 32768
 PROMPT = Prompt(0, (), "1 + 1 =", tuple(range(128)), "data", "2")
 SEND, ANSWERS = 4, 16  # answers of a message, of a prompt
@@ -215,9 +215,11 @@ def measure(workers: int, tokens: int, mini_batches: int, per_share: int, length
     }
 
 
-def measured(workers: int, tokens: int, length: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--workers", str(workers), "--tokens", str(tokens), "--length", str(length)]
-    runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(RUNS)]
+def measured(workers: int, tokens: int, length: int, times: int) -> dict[str, Any]:
+    runs = []
+    for _ in range(times):
+        with ProcessPoolExecutor(1, get_context("fork")) as process:
+            runs.append(process.submit(measure, workers, tokens, 4, 1, length).result())
     least = min(runs, key=lambda run: run["total"])
     print(json.dumps(least), flush=True)
     return least
@@ -266,17 +268,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--per-share", type=int, default=1, help="workers of one share (tensor parallelism, Ulysses)")
-    parser.add_argument("--tokens", type=int, default=4 << 20)
+    parser.add_argument("--tokens", type=int, default=2 << 20)
     parser.add_argument("--mini-batches", type=int, default=4)
     parser.add_argument("--length", type=int, default=2048, help="tokens of an answer and its prompt")
+    parser.add_argument("--runs", type=int, default=3, help="of each size, of which the least counts")
     parser.add_argument("--plot", type=Path, help="an SVG of all sizes")
     given = parser.parse_args()
     if given.workers is not None:
         found = measure(given.workers, given.tokens, given.mini_batches, given.per_share, given.length)
         print(json.dumps(found))
         return
-    by_workers = [measured(workers, given.tokens, given.length) for workers in WORKERS]
-    by_tokens = [measured(64, millions << 20, given.length) for millions in MILLIONS]
+    torch.set_num_threads(1)
+    by_workers = [measured(workers, given.tokens, given.length, given.runs) for workers in WORKERS]
+    by_tokens = [
+        next(one for one in by_workers if one["workers"] == 64)
+        if millions << 20 == given.tokens
+        else measured(64, millions << 20, given.length, given.runs)
+        for millions in MILLIONS
+    ]
     if given.plot is not None:
         given.plot.write_text(plot(by_workers, by_tokens))
 

@@ -34,8 +34,10 @@ DRIVER = 50e9  # bytes/s in and out of the driver's machine: one InfiniBand port
 TOKEN, MASK, NUMBER = 8, 1, 4  # int64, bool, float32
 COMPLETION = TOKEN + NUMBER  # with its log-prob
 PUT = TOKEN // 2 + MASK + NUMBER  # a Batch where the workers read it, with int32 tokens
-# Copying, pickling and page faults on the driver's thread, measured on a loaded CPU (docs/measurements/workers.md)
-DRIVER_COPIES = 0.7e9  # bytes/s
+# The driver's CPU, measured on a loaded one with 64 workers (docs/measurements/workers.md): answers that arrive, then
+# advantages (GAE) and metrics; copying, pickling and page faults of the batch and of results
+DRIVER_TOKEN_S = 80e-9 + 200e-9
+DRIVER_COPIES = 0.6e9  # bytes/s
 
 GENERATION, OLD_LOGPROBS, ACTOR_UPDATE = "generation", "old log-probs", "actor update"  # names of stages
 TO_ENGINE, THROUGH_DRIVER = "weights to the engine", "samples through the driver"
@@ -245,10 +247,10 @@ def offloaded_bytes(model: ModelPlan, passes: int, sums: int) -> float:
 
 
 def through_driver(config: Config, sizes: Batches, scorings: int) -> Stage:
-    """Answers arrive there; the batch leaves from there once. A number a token returns from every scoring, and two from
-    every epoch of the actor for each answer that is dumped."""
-    optional = scorings + (1 if sizes.critic is not None else 0)  # old log-probs, reference, values; returns
+    """Answers arrive there; the batch leaves from there once, then advantages, and returns for a critic. A number a
+    token returns from every scoring, and two from every epoch of the actor for each answer that is dumped."""
     recorded = 2 * NUMBER * sizes.actor.epochs * dumped_share(config)
-    each = COMPLETION + PUT + NUMBER * (1 + optional) + NUMBER * scorings + recorded
-    moved = float(each * sizes.tokens)
-    return Stage(THROUGH_DRIVER, moved / DRIVER_COPIES, moved / DRIVER, moved)
+    copied = PUT + NUMBER * (1 if sizes.critic is None else 2) + NUMBER * scorings + recorded
+    moved = float((COMPLETION + copied) * sizes.tokens)
+    seconds = sizes.tokens * (DRIVER_TOKEN_S + copied / DRIVER_COPIES)
+    return Stage(THROUGH_DRIVER, seconds, moved / DRIVER, moved)

@@ -1,8 +1,9 @@
 from dataclasses import replace
 
+import pytest
 import torch
 
-from rloom.batch import Batch, Trajectory, Turn, token_indices
+from rloom.batch import Batch, Moments, Trajectory, Turn, masked_blocks, token_indices
 from rloom.types import Prompt, Score
 from tests.algos_samples import MIXED, batch_of
 
@@ -77,3 +78,35 @@ def test_what_rollout_correction_rejected_does_not_teach() -> None:
     assert rejected.loss_mask_T.tolist() == (batch.loss_mask_T & keep_T).tolist()
     assert rejected.mask_T.tolist() == batch.mask_T.tolist()
     assert rejected.select([1]).loss_mask_T.tolist() == rejected.loss_mask_T[5:12].tolist()
+
+
+def test_moments_of_blocks_are_those_of_all_numbers() -> None:
+    blocks = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 8.0]), torch.tensor([3.6])]
+    sample, population, equal = Moments(correction=1), Moments(correction=0), Moments(correction=1)
+    for block in blocks:
+        sample.add(block.double())
+        population.add(block.double())
+        equal.add(torch.full((3,), 0.1, dtype=torch.float64))
+    assert (sample.count, sample.largest, sample.smallest) == (6, 8, 1)
+    assert sample.mean == pytest.approx(3.6)
+    # squares of the distances: 6.76, 2.56, 0.36, 0.16, 19.36, 0
+    assert sample.variance == pytest.approx(29.2 / 5) and population.variance == pytest.approx(29.2 / 6)
+    assert equal.variance == 0
+
+
+def test_a_statistic_reads_a_few_tokens_of_the_mask_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rloom.batch.TOKENS_AT_ONCE", 3)
+    mask_T = torch.tensor([1, 0, 1, 0, 0, 0, 1], dtype=torch.bool)
+    found = [values.tolist() for (values,) in masked_blocks(mask_T, torch.arange(7))]
+    assert found == [[0, 2], [6]], "a block without a token of the mask is left out"
+
+
+def test_sums_and_counts_of_a_sample_are_over_its_tokens_in_the_mask() -> None:
+    batch = replace(MIXED.train_batch(), tokens_T=torch.arange(12), length_N=torch.tensor([5, 7]))
+    mask_T = torch.arange(12) % 2 == 0
+    value_T = torch.arange(12).float().masked_fill(~mask_T, torch.inf)
+    assert batch.sums(value_T, mask_T, torch.float64).tolist() == [0 + 2 + 4, 6 + 8 + 10]
+    assert batch.counts(mask_T).tolist() == [3, 3]
+    assert batch.at_tokens(torch.tensor([True, False])).tolist() == [True] * 5 + [False] * 7
+    half = batch.sums(value_T.bfloat16(), mask_T, torch.bfloat16), batch.at_tokens(torch.tensor([1, 2]).bfloat16())
+    assert half[0].tolist() == [6, 24] and half[1].tolist() == [1] * 5 + [2] * 7

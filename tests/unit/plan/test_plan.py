@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,8 +357,16 @@ def test_an_update_gathers_twice_a_pass_and_reduces_once_a_mini_batch(folder: Pa
     update = timing.update("actor update", plan.batches, costs.actor, timing.Links(8, 8), little)
     assert update.wire_bytes == pytest.approx(7 / 8 * (gathered + 4 * reduced))
     assert stages["weights to the engine"].wire_bytes == pytest.approx(7 / 8 * 2 * size)
-    # 12 bytes of a completion, 17 for a scoring, 17 and old log-probs for a train batch
-    assert stages["samples through the driver"].wire_bytes == (12 + 9 + 8 + 12) * 64 * 8 * 1024
+    # 12 bytes of a completion, 9 of a batch, 4 of advantages, 4 of old log-probs, 8 of a record
+    assert stages["samples through the driver"].wire_bytes == (12 + 9 + 4 + 4 + 8) * 64 * 8 * 1024
+
+
+def test_the_driver_takes_as_long_as_was_measured_with_64_workers() -> None:
+    """`benchmarks/scale.py --workers 64 --tokens 16777216 --length 32768`, all stages but the dump, which is written
+    by a thread: docs/measurements/workers.md."""
+    config, critic = load_config(["algorithm.adv_estimator=gae"]), SimpleNamespace()
+    sizes: Any = SimpleNamespace(tokens=1 << 24, critic=critic, actor=SimpleNamespace(epochs=1))
+    assert timing.through_driver(config, sizes, scorings=3).compute_s == pytest.approx(5.64, rel=0.1)
 
 
 def test_an_on_policy_step_of_one_process_has_nothing_on_the_wire(folder: Path) -> None:

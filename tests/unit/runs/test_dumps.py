@@ -194,6 +194,22 @@ def test_a_number_beyond_float16_is_the_largest_of_it(tmp_path: Path) -> None:
     assert table["entropy"].null_count == 3
 
 
+def test_numbers_of_tokens_have_no_dictionary_and_no_statistics(tmp_path: Path) -> None:
+    """Nearly all of them differ. Tokens, of which many are equal, keep both."""
+    out = writer(tmp_path)
+    out.write("train", 1, partial(training_table, trajectories(), train_batch(), record()))
+    out.close()
+    (file,) = (tmp_path / "rollouts" / "train").iterdir()
+    group = pq.ParquetFile(file).metadata.row_group(0)
+    columns = {column.path_in_schema: column for column in map(group.column, range(group.num_columns))}
+    for name in ("logprobs", "advantages", "entropy", "ratio"):
+        column = columns[f"{name}.list.element"]
+        assert "BYTE_STREAM_SPLIT" in column.encodings and not column.has_dictionary_page and column.statistics is None
+    tokens = columns["tokens.list.element"]
+    assert tokens.has_dictionary_page and tokens.statistics.max == 2
+    assert pq.read_table(file)["ratio"].to_pylist() == [[1.25] * 2, [1.25] * 3, []]
+
+
 def test_a_resumed_run_replaces_later_steps(tmp_path: Path) -> None:
     out = writer(tmp_path)
     for step in (1, 2, 3):
