@@ -456,7 +456,7 @@ def masked_blocks(mask_T: Tensor, *values_T: Tensor) -> Iterator[list[Tensor]]:
 
 
 @dataclass
-class Moments:
+class TokenMoments:
     """Of numbers that arrive in blocks. Of one block they are torch's, bit for bit."""
 
     correction: int | None = None  # as in torch.var; None: no variance

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rloom.algos.packed import masked_mean, sum_by_sample
 from rloom.algos.rejection import Criterion, RatioBounds, Threshold, bounds_of, criteria
-from rloom.batch import Batch, Moments, masked_blocks, sum_by_episode
+from rloom.batch import Batch, TokenMoments, masked_blocks, sum_by_episode
 
 Level = Literal["token", "sequence", "geometric"]
 LEVELS: dict[str, Level] = {"token": "token", "sequence": "sequence", "geometric": "geometric"}
@@ -284,7 +284,7 @@ def mismatch(batch: Batch, trainer_logprobs_T: Tensor) -> dict[str, float]:
 
     A: generated tokens.
     """
-    difference, absolute, kl, k3, chi2 = Moments(correction=1), *(Moments() for _ in range(4))
+    difference, absolute, kl, k3, chi2 = TokenMoments(correction=1), *(TokenMoments() for _ in range(4))
     for rollout_A, trainer_A in masked_blocks(batch.mask_T, batch.rollout_logprobs_T, trainer_logprobs_T):
         log_ratio_A = (trainer_A - rollout_A).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         difference.add((rollout_A.exp() - trainer_A.exp()).abs())

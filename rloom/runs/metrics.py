@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from rloom.batch import Batch, Moments, TrainBatch, masked_blocks, sample_returns, sum_by_episode, token_ends
+from rloom.batch import Batch, TokenMoments, TrainBatch, masked_blocks, sample_returns, sum_by_episode, token_ends
 from rloom.types import Score
 
 # Dense bf16 FLOP/s by a word in the device's name; the first match is used.
@@ -221,7 +221,7 @@ def _first_sampled(batch: TrainBatch) -> Tensor:
 
 
 def _spread_of_tokens(name: str, mask_T: Tensor, values_T: Tensor) -> dict[str, float]:
-    found = Moments()
+    found = TokenMoments()
     for (values,) in masked_blocks(mask_T, values_T):
         found.add(values)
     if found.count == 0:
@@ -231,7 +231,7 @@ def _spread_of_tokens(name: str, mask_T: Tensor, values_T: Tensor) -> dict[str, 
 
 def _explained_variance(mask_T: Tensor, values_T: Tensor, returns_T: Tensor) -> dict[str, float]:
     """1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for one that predicts the mean."""
-    spread, unexplained = Moments(correction=0), Moments(correction=0)
+    spread, unexplained = TokenMoments(correction=0), TokenMoments(correction=0)
     for values, returns in masked_blocks(mask_T, values_T, returns_T):
         spread.add(returns)
         unexplained.add(returns - values)

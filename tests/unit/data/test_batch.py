@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rloom.batch import Batch, Moments, Trajectory, Turn, masked_blocks, token_indices
+from rloom.batch import Batch, TokenMoments, Trajectory, Turn, masked_blocks, token_indices
 from rloom.types import Prompt, Score
 from tests.algos_samples import MIXED, batch_of
 
@@ -82,7 +82,7 @@ def test_what_rollout_correction_rejected_does_not_teach() -> None:
 
 def test_moments_of_blocks_are_those_of_all_numbers() -> None:
     blocks = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 8.0]), torch.tensor([3.6])]
-    sample, population, equal = Moments(correction=1), Moments(correction=0), Moments(correction=1)
+    sample, population, equal = TokenMoments(correction=1), TokenMoments(correction=0), TokenMoments(correction=1)
     for block in blocks:
         sample.add(block.double())
         population.add(block.double())
