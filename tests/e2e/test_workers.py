@@ -78,8 +78,8 @@ class Deadly(remote.RemoteGroup):
         if self.plan.get(method) == self.calls[method]:
             os.kill(self.processes[self.workers[-1].name], signal.SIGKILL)
 
-    def start(self, method: str, arguments: Any) -> remote.RemoteCalls:
-        pending = super().start(method, arguments)
+    def start(self, method: str, arguments: Any, **options: Any) -> remote.RemoteCalls:
+        pending = super().start(method, arguments, **options)
         self.strike(method)
         return pending
 
@@ -178,10 +178,10 @@ class Faulty(remote.RemoteGroup):
     processes: ClassVar[list[int]] = []
     called: ClassVar[list[str]] = []
 
-    def start(self, method: str, arguments: Any) -> remote.RemoteCalls:
+    def start(self, method: str, arguments: Any, **options: Any) -> remote.RemoteCalls:
         self.called.append(method)
         if method != "score" or self.called.count("score") != 2:
-            return super().start(method, arguments)
+            return super().start(method, arguments, **options)
         *peers, last = self.workers
         answers = [peer.submit("call", self.role, method, arguments[0]) for peer in peers]
         return remote.RemoteCalls(self, [*answers, last.submit("call", self.role, "score_with_no_such_method", ())])
