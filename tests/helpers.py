@@ -117,7 +117,10 @@ def eager_model(folder: Path) -> PreTrainedModel:
 
 
 def policy(folder: Path, *, packed: bool = True, lora: Lora | None = None, **settings: Any) -> PolicyNetwork:
-    return PolicyNetwork(load_causal_lm(ModelSource(str(folder)), lora=lora), packed=packed, **settings)
+    """In float32: an engine casts weights, which have the dtype of their files."""
+    network = PolicyNetwork(load_causal_lm(ModelSource(str(folder)), lora=lora), packed=packed, **settings)
+    network.cast(torch.float32)
+    return network
 
 
 def engine_of(network: PolicyNetwork, placement: Placement = CPU, adamw: AdamW = ADAMW) -> LocalEngine:

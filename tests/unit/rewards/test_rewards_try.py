@@ -92,12 +92,12 @@ HUMANEVAL = {
 STDIN = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "3\n"]}
 CODE = [
     # source, ground truth, answer, the score and what follows
-    ("mbpp", MBPP, "def f(x): return x + 1", ["1", "1", "1", "2 of 2 tests passed"]),
-    ("mbpp", MBPP, "def f(x): return 2", ["0", "0", "0.5", "1 of 2 tests passed; test 2: "]),
-    ("openai/openai_humaneval", HUMANEVAL, "    return x + 1", ["1", "1", "1", "1 of 1 tests passed"]),
-    ("codecontests", STDIN, "print(int(input()) + 1)", ["1", "1", "1", "2 of 2 tests passed"]),
-    ("codecontests", STDIN, "print(2)", ["0", "0", "0.5", "1 of 2 tests passed; test 2: printed '2\\n'"]),
-    ("mbpp", MBPP, "I do not know", ["0", "0", "0", "0 of 2 tests passed"]),
+    ("mbpp", MBPP, "def f(x): return x + 1", ["1", "1", "1", "0", "2 of 2 tests passed"]),
+    ("mbpp", MBPP, "def f(x): return 2", ["0", "0", "0.5", "0", "1 of 2 tests passed; test 2: "]),
+    ("openai/openai_humaneval", HUMANEVAL, "    return x + 1", ["1", "1", "1", "0", "1 of 1 tests passed"]),
+    ("codecontests", STDIN, "print(int(input()) + 1)", ["1", "1", "1", "0", "2 of 2 tests passed"]),
+    ("codecontests", STDIN, "print(2)", ["0", "0", "0.5", "0", "1 of 2 tests passed; test 2: printed '2\\n'"]),
+    ("mbpp", MBPP, "I do not know", ["0", "0", "0", "0", "0 of 2 tests passed"]),
 ]
 
 
@@ -105,8 +105,8 @@ CODE = [
 def test_a_program_is_run_in_the_sandbox(source: str, truth: dict, answer: str, values: list[str], capsys) -> None:
     code, lines = lines_of(capsys, "--response", answer, "--source", source, "--ground_truth", json.dumps(truth))
     assert code == 0 and lines[0].startswith("scored by     rules/code.py")
-    shown = dict(zip(["score", "acc", "tests_passed", "detail"], values, strict=True))
-    for line, (name, value) in zip(lines[-4:], shown.items(), strict=True):
+    shown = dict(zip(["score", "acc", "tests_passed", "out_of_time", "detail"], values, strict=True))
+    for line, (name, value) in zip(lines[-5:], shown.items(), strict=True):
         assert line.startswith(f"{name:<12}  {value}")
 
 

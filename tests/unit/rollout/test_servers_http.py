@@ -166,7 +166,7 @@ def test_an_address_without_a_port_has_that_of_its_scheme(url: str, reached: tup
             return None, None
 
         asyncio.get_running_loop().create_connection = create  # type: ignore[method-assign, assignment]
-        await net.open_connection(url, asyncio.Protocol)
+        await net.open_connection(url)
         return found[0]
 
     assert asyncio.run(connect()) == reached

@@ -144,7 +144,9 @@ def test_a_restart_in_the_middle_of_requests_repeats_those_without_an_answer(kin
         second = start(kind, at=first)
         found += list(stream)
         assert [(int(one.tokens_L), one.version) for _, one in found] == [(111, 7)] * 5
-        assert sorted(row for row, _ in found) == [0, 1, 2, 3, 4] and second.calls["generate"] == 3
+        assert sorted(row for row, _ in found) == [0, 1, 2, 3, 4]
+        # twice, if the requests of connections that had been used before reached it while it had other weights
+        assert second.calls["generate"] in (3, 6)
 
 
 def test_an_answer_counts_only_if_the_process_is_the_same_afterwards(
