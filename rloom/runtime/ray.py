@@ -154,7 +154,7 @@ def connect(arguments: Mapping[str, Any], *, cpus: int, connect_timeout_s: float
     try:
         with sigterm_blocked():  # Ray's processes on this machine end with this one, not at a scheduler's SIGTERM
             init_ray({"log_to_driver": True, "configure_logging": False, **alone, **arguments}, connect_timeout_s)
-    except (ConnectionError, ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # also Ray's plain Exception, when its processes do not start in time
         raise ConfigError(
             f"ray_kwargs.ray_init={dict(arguments)}, RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}: "
             f"Ray cannot be reached: {str(error).strip().splitlines()[0]}"

@@ -14,7 +14,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray looks when it is impor
 pytest.importorskip("ray")
 
 from rloom import gpus
-from rloom.errors import WorkerError
+from rloom.errors import ConfigError, WorkerError
 from rloom.launch.ray_cluster import await_machines
 from rloom.runtime import ray as cluster
 from rloom.runtime import remote
@@ -111,3 +111,14 @@ def test_gpus_that_are_not_there_are_missed_at_once_in_a_cluster_of_this_machine
     said = capfd.readouterr().err
     assert "machines with 8 CPU and 8 GPU each are needed, 0 of these are here. The cluster has: 8 CPU" in said
     assert found == ["0"] and LOOPBACK not in os.environ
+
+
+def test_a_ray_whose_processes_do_not_start_in_time_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nSee the logs.")  # as Ray's Node raises it
+
+    monkeypatch.setattr(cluster.ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    refused = pytest.raises(ConfigError, match=r"Ray cannot be reached: The current node timed out during startup\.$")
+    with refused, cluster.connect({}, cpus=1):
+        pass
