@@ -201,7 +201,7 @@ def measure(workers: int, tokens: int, mini_batches: int, per_share: int, length
     with watch.stage("metrics"):
         batch_metrics(train_batch, rewards_T, finished=[True] * len(batch))
     with watch.stage("dump"), tempfile.TemporaryDirectory() as folder:
-        writer = DumpWriter(Path(folder), limit=1e12, report=sys.exit)
+        writer = DumpWriter(Path(folder), limit=1e12, seed=0, report=sys.exit)
         writer.write("train", 1, partial(training_table, trajectories, train_batch, record))
         writer.close()
     seconds = watch.seconds
