@@ -185,8 +185,8 @@ class DirectConnections:
     ) -> tuple[int, bytes]:
         """An exchange that fails or is cancelled closes its connection, at which servers abort the request.
 
-        A server may close an idle connection while a request is on its way. It has not read that request, which is then
-        sent once more.
+        A server may close an idle connection while a request is on its way, which is then sent once more. So is a
+        request whose server ended before it answered: another process may get it, which callers tell by its identity.
         """
         parts = urlsplit(url.rstrip("/"))
         own = {"Host": parts.netloc, "Content-Length": str(len(body))}
