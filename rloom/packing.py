@@ -1,10 +1,26 @@
 """Assignment of samples to micro-batches, by count or by tokens, and to workers."""
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
+from typing import NamedTuple
+
+
+class Prompt(NamedTuple):
+    """The first `tokens` tokens of a row. Rows with equal keys begin with the same ones."""
+
+    key: Hashable
+    tokens: int
+
+
+class Rows(NamedTuple):
+    """Rows that go into one micro-batch together."""
+
+    numbers: list[int]
+    tokens: int  # to compute: a prompt that they share counts once
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -14,47 +30,69 @@ class MicroBatching:
     samples: int | None = None
     tokens: int | None = None
 
-    def cut(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Rows of each micro-batch. Every row is in exactly one."""
+    def cut(self, lengths: Sequence[int], prompts: Sequence[Prompt] | None = None) -> list[list[int]]:
+        """Rows of each micro-batch. Every row is in exactly one. `prompts`: by tokens, rows that share one go together,
+        and the budget counts it once."""
         if self.samples is not None:
             rows = list(range(len(lengths)))
             return [rows[i : i + self.samples] for i in range(0, len(rows), self.samples)]
         assert self.tokens is not None, "either samples or tokens is set"
-        return even_bins(lengths, self.tokens)
+        return even_bins(rows_together(lengths, prompts, self.tokens), self.tokens)
 
 
-def even_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def rows_together(lengths: Sequence[int], prompts: Sequence[Prompt] | None, budget: int) -> list[Rows]:
+    """Each row alone, or as many with the same prompt as the budget allows."""
+    if prompts is None:
+        return [Rows([row], length, length) for row, length in enumerate(lengths)]
+    found: list[Rows] = []
+    open_rows: dict[Hashable, int] = {}  # the place in `found` of the last ones with a prompt
+    for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
+        place = open_rows.get(prompt.key, -1)
+        if place >= 0:
+            one, tokens = found[place], found[place].tokens + length - prompt.tokens
+            longest = max(one.longest, length)
+            if tokens <= budget and (len(one.numbers) + 1) * longest <= 2 * budget:
+                found[place] = Rows([*one.numbers, row], tokens, longest)
+                continue
+        open_rows[prompt.key] = len(found)
+        found.append(Rows([row], length, length))
+    return found
+
+
+def even_bins(together: Sequence[Rows], budget: int) -> list[list[int]]:
     """As few bins as the budget allows, about equally full: the fullest determines the peak memory."""
-    bins = fill_bins(lengths, budget)
-    least, most = -(-sum(lengths) // max(len(bins), 1)), budget
+    bins = fill_bins(together, budget)
+    least, most = -(-sum(rows.tokens for rows in together) // max(len(bins), 1)), budget
     while least < most:  # the smallest budget with as few bins
         middle = (least + most) // 2
-        if len(fill_bins(lengths, middle)) <= len(bins):
+        if len(fill_bins(together, middle)) <= len(bins):
             most = middle
         else:
             least = middle + 1
-    return fill_bins(lengths, most)
+    return fill_bins(together, most)
 
 
-def fill_bins(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Longest first, each into the fullest bin that has room for it (best-fit decreasing); a sample above the budget
-    gets its own bin. Never more bins than if only the last one were open.
+def fill_bins(together: Sequence[Rows], budget: int) -> list[list[int]]:
+    """Longest first, each into the fullest bin that has room for it (best-fit decreasing); rows above the budget get
+    their own bin. Of single rows never more bins than if only the last one were open.
 
     Attention may pad a bin to samples × longest, so that product is bounded too: one long sample among many short ones
     would otherwise cost far more than its tokens.
     """
     bins: list[list[int]] = []
     room: list[tuple[int, int, int]] = []  # of each open bin, sorted: (tokens, number of the bin, samples)
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        fullest = bisect_left(room, (lengths[row],))
-        if fullest < len(room):
-            tokens, number, samples = room.pop(fullest)
-            bins[number].append(row)
+    for rows in sorted(together, key=lambda rows: (-rows.longest, rows.numbers[0])):
+        fitting = range(bisect_left(room, (rows.tokens,)), len(room))
+        fullest = next((place for place in fitting if room[place][2] >= len(rows.numbers)), None)
+        if fullest is None:
+            tokens, number, samples = budget, len(bins), 2 * budget // max(rows.longest, 1)
+            bins.append([*rows.numbers])
         else:
-            tokens, number, samples = budget, len(bins), 2 * budget // max(lengths[row], 1)
-            bins.append([row])
-        if tokens > lengths[row] and samples > 1:
-            insort(room, (tokens - lengths[row], number, samples - 1))
+            tokens, number, samples = room.pop(fullest)
+            bins[number] += rows.numbers
+        tokens, samples = tokens - rows.tokens, samples - len(rows.numbers)
+        if tokens > 0 and samples > 0:
+            insort(room, (tokens, number, samples))
     return bins
 
 

@@ -129,15 +129,20 @@ def engine_of(network: PolicyNetwork, placement: Placement = CPU, adamw: AdamW =
 
 
 def a_batch(seed: int = 0) -> TrainBatch:
-    """Eight answers to four prompts, 6 to 17 tokens each: one score failed, one answer has a tool's words in it."""
+    """Eight answers to four prompts, 6 to 17 tokens each: one score failed, one answer has a tool's words in it. The
+    answers of the last two groups begin with the same prompts, those of the others with different ones."""
     draws = torch.Generator().manual_seed(seed)
     prompts, answers = [3, 3, 2, 2, 5, 5, 4, 4], [6, 9, 4, 13, 3, 12, 8, 5]
     lengths = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     total = sum(lengths)
     mask_T = torch.cat([torch.arange(p + a) >= p for p, a in zip(prompts, answers, strict=True)])
     mask_T[sum(lengths[:3]) + 6 : sum(lengths[:3]) + 9] = False
+    tokens_T = torch.randint(3, VOCABULARY, (total,), generator=draws)
+    samples = tokens_T.split(lengths)
+    for row in (5, 7):
+        samples[row][: prompts[row]] = samples[row - 1][: prompts[row]]
     return TrainBatch(
-        tokens_T=torch.randint(3, VOCABULARY, (total,), generator=draws),
+        tokens_T=tokens_T,
         mask_T=mask_T,
         rollout_logprobs_T=torch.zeros(total),
         length_N=torch.tensor(lengths),

@@ -63,7 +63,7 @@ from rloom.engines.ulysses import SequenceParallelGroup, sequence_parallel_outpu
 from rloom.models.limits import UNREDUCED_SHARE
 from rloom.models.load import allocate
 from rloom.models.network import ALL, LossFn, Network, Reference
-from rloom.packing import MicroBatching
+from rloom.packing import MicroBatching, Prompt
 
 Result = TypeVar("Result", bound=tuple[Tensor | None, ...])
 
@@ -198,7 +198,7 @@ class FSDPEngine:
 
     def score(self, batch: Batch) -> Tensor:
         self.module.eval()
-        micro_batches = split_batch(batch, self.scoring, self.device)
+        micro_batches = split_batch(batch, self.scoring, self.device, self.prompts(batch))
         most = all_reduce_max(len(micro_batches))
         output_T = score_batches(micro_batches, self.outputs)
         with torch.no_grad():
@@ -206,6 +206,9 @@ class FSDPEngine:
                 self.outputs(*dummy_pass(self.device))
         self.reshard()
         return output_T
+
+    def prompts(self, batch: Batch) -> list[Prompt] | None:
+        return self.network.decoder.prompts(batch) if self.sequence_group is None else None
 
     def outputs(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs:
         def compute() -> tuple[Tensor, Tensor | None]:
@@ -264,7 +267,7 @@ class FSDPEngine:
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # required with an optimizer
         self.network.decoder.train()
-        micro_batches = split_batch(batch, self.training, self.device)
+        micro_batches = split_batch(batch, self.training, self.device, self.prompts(batch))
         most = all_reduce_max(len(micro_batches))
         with self.compared(objective) as reference:
             loss = partial(self.loss, entropy_gradient=objective.needs_entropy_gradient, reference=reference)
@@ -380,8 +383,8 @@ class FSDPReference:
         self.engine = engine
         self.reference = engine.network.as_reference()
 
-    def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
-        return self.engine.call_root(lambda: (self.reference.frozen_hidden(tokens_T, length_N),))[0]
+    def frozen_hidden(self, host_batch: Batch, tokens_T: Tensor) -> Tensor:
+        return self.engine.call_root(lambda: (self.reference.frozen_hidden(host_batch, tokens_T),))[0]
 
     def frozen_logits(self, hidden_TH: Tensor) -> Tensor:
         return self.reference.frozen_logits(hidden_TH)

@@ -124,14 +124,14 @@ class LocalEngine:
 
     def score(self, batch: Batch) -> Tensor:
         self.module.eval()
-        micro_batches = split_batch(batch, self.scoring, self.device)
+        micro_batches = split_batch(batch, self.scoring, self.device, self.network.decoder.prompts(batch))
         with self.on_device():
             return score_batches(micro_batches, self.network.token_outputs)
 
     def forward_backward(self, batch: TrainBatch, objective: Objective, counts: Counts) -> None:
         assert self.training is not None  # required with an optimizer
         self.network.decoder.train()
-        micro_batches = split_batch(batch, self.training, self.device)
+        micro_batches = split_batch(batch, self.training, self.device, self.network.decoder.prompts(batch))
         compared: AbstractContextManager[Reference | None] = (
             self.reference.as_reference() if objective.needs_full_kl else nullcontext()
         )

@@ -12,7 +12,7 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch, token_indices
 from rloom.models.network import LossFn
-from rloom.packing import MicroBatching
+from rloom.packing import MicroBatching, Prompt
 
 B = TypeVar("B", bound=Batch)
 
@@ -53,9 +53,14 @@ class MicroBatches(Generic[B]):
             first_row, first_token = first_row + samples, first_token + tokens
 
 
-def split_batch(batch: B, batching: MicroBatching, device: torch.device) -> MicroBatches[B]:
+def split_batch(
+    batch: B,
+    batching: MicroBatching,
+    device: torch.device,
+    prompts: Sequence[Prompt] | None = None,  # of each sample, iff the model computes equal ones once
+) -> MicroBatches[B]:
     lengths = batch.length_N.tolist()
-    groups = batching.cut(lengths)
+    groups = batching.cut(lengths, prompts)
     order = torch.tensor([row for rows in groups for row in rows], dtype=torch.long)
     host_batch = batch.select(order)
     return MicroBatches(

@@ -18,6 +18,7 @@ from torch._dynamo.exc import TorchDynamoException
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rloom.batch import Batch
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.attention import Attend, OpaqueAttention, PackedAttention, PaddedAttention, active
 from rloom.models.load import first_line
@@ -30,6 +31,8 @@ from rloom.models.routing import (
     install_replay,
     routed,
 )
+from rloom.models.shared_prompts import SharedPromptAttention, SharedPrompts, shareable_prompts
+from rloom.packing import Prompt
 from rloom.transfer import send
 
 log = logging.getLogger(__name__)
@@ -127,9 +130,30 @@ class Decoder:
         assert self.routing_shape is not None  # `install_replay` comes before the first pass
         return RoutingReplay(experts_TMK, self.routing_shape)
 
-    def hidden(self, tokens_T: Tensor, length_N: Tensor, routing: Routing | None = None) -> Tensor:
+    def prompts(self, host_batch: Batch) -> list[Prompt] | None:
+        """Those that `hidden` can compute once for several samples. None: it computes every token.
+
+        The rollout's routing, which is replayed, may differ between samples with the same prompt.
+        """
+        return shareable_prompts(host_batch) if self.packed and host_batch.experts_TMK is None else None
+
+    def shared_prompts(self, host_batch: Batch) -> SharedPrompts | None:
+        prompts = self.prompts(host_batch)
+        return None if prompts is None else SharedPrompts.of(host_batch.length_N, prompts)
+
+    def hidden(
+        self,
+        tokens_T: Tensor,
+        length_N: Tensor,
+        routing: Routing | None = None,
+        shared: SharedPrompts | None = None,  # None: each sample's prompt is computed
+    ) -> Tensor:
         if not self.packed:
             return self.padded(tokens_T, length_N, routing=routing)
+        if shared is not None:
+            shared = shared.to(tokens_T.device)
+            attend = SharedPromptAttention(shared, tokens_T.device)
+            return shared.repeated(self.packed_hidden(tokens_T[shared.computed_S], attend))
         with routed(routing):
             return self.packed_hidden(tokens_T, PackedAttention(length_N, tokens_T.device))
 

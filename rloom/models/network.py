@@ -35,7 +35,7 @@ ALL = slice(None)
 class Reference(Protocol):
     """The distribution for a KL over the whole vocabulary, without gradient."""
 
-    def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor: ...
+    def frozen_hidden(self, host_batch: Batch, tokens_T: Tensor) -> Tensor: ...
 
     def frozen_logits(self, hidden_TH: Tensor) -> Tensor: ...
 
@@ -199,9 +199,10 @@ class PolicyNetwork(DecoderNetwork):
         index_A = send(host_batch.mask_T.nonzero().squeeze(1), tokens_T.device)
         frozen = None
         if reference is not None:
-            frozen = reference.frozen_logits, reference.frozen_hidden(tokens_T, length_N)[index_A - 1]
+            frozen = reference.frozen_logits, reference.frozen_hidden(host_batch, tokens_T)[index_A - 1]
         replay = self.decoder.replay_of(device_batch.experts_TMK)
-        hidden = self.decoder.hidden(tokens_T, length_N, replay)[index_A - 1]
+        shared = self.decoder.shared_prompts(host_batch)
+        hidden = self.decoder.hidden(tokens_T, length_N, replay, shared)[index_A - 1]
         outputs = self.head_outputs(hidden, tokens_T[index_A], entropy_gradient=entropy_gradient, frozen=frozen)
         if replay is not None:
             outputs = replace(outputs, routing_mismatch_T=replay.mismatch_T[index_A - 1])
@@ -248,7 +249,8 @@ class PolicyNetwork(DecoderNetwork):
         if weight_VH is not None and ranges:
             index_A = send(index_A, tokens_T.device)
             replay = self.decoder.replay_of(device_batch.experts_TMK)
-            hidden_AH = self.decoder.hidden(tokens_T, length_N, replay)[index_A - 1]
+            shared = self.decoder.shared_prompts(host_batch)
+            hidden_AH = self.decoder.hidden(tokens_T, length_N, replay, shared)[index_A - 1]
             mismatch_A = None if replay is None else replay.mismatch_T[index_A - 1]
             return fused_token_loss(
                 hidden_AH,
@@ -268,9 +270,10 @@ class PolicyNetwork(DecoderNetwork):
         return self
 
     @torch.no_grad()
-    def frozen_hidden(self, tokens_T: Tensor, length_N: Tensor) -> Tensor:
+    def frozen_hidden(self, host_batch: Batch, tokens_T: Tensor) -> Tensor:
+        shared = self.decoder.shared_prompts(host_batch.without_experts())
         with self.without_adapter():
-            return self.decoder.hidden(tokens_T, length_N)
+            return self.decoder.hidden(tokens_T, host_batch.length_N, shared=shared)
 
     def frozen_logits(self, hidden_TH: Tensor) -> Tensor:
         with self.without_adapter():
@@ -310,7 +313,8 @@ class ValueNetwork(DecoderNetwork):
         tokens_T = device_batch.tokens_T
         index_A = send(host_batch.mask_T.nonzero().squeeze(1), tokens_T.device)
         assert device_batch.experts_TMK is None  # the rollout has no critic whose routing could be replayed
-        hidden = self.decoder.hidden(tokens_T, host_batch.length_N)[index_A - 1]
+        shared = self.decoder.shared_prompts(host_batch)
+        hidden = self.decoder.hidden(tokens_T, host_batch.length_N, shared=shared)[index_A - 1]
         return scatter_outputs(index_A, len(tokens_T), self.head_outputs(hidden, tokens_T[index_A]))
 
     def head_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:

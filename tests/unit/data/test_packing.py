@@ -8,8 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloom.packing import MicroBatching, fill_bins, share_rows
+from rloom import packing
+from rloom.packing import MicroBatching, rows_together, share_rows
 from rloom.runs.metrics import ModelWork
+
+
+def fill_bins(lengths: list[int], budget: int) -> list[list[int]]:
+    """Rows that share no prompt."""
+    return packing.fill_bins(rows_together(lengths, None, budget), budget)
 
 
 def test_by_count_rows_stay_in_order_and_the_last_micro_batch_is_what_is_left() -> None:
