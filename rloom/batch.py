@@ -309,6 +309,10 @@ class TrainBatch(Batch):
             return super().loss_tokens(rows_N)
         return replace(self, mask_T=self.mask_T & self.keep_T, keep_T=None).loss_tokens(rows_N)
 
+    def have_advantage(self, rows_N: Tensor) -> Tensor:
+        """bool, for each of these samples: whether the advantage of a token in the loss is not 0."""
+        return replace(self, mask_T=self.mask_T & (self.advantages_T != 0)).loss_tokens(rows_N) > 0
+
 
 @dataclass(frozen=True)
 class Advantages:

@@ -19,6 +19,8 @@ class Counts:
     tokens: int  # in the loss
     samples: int  # samples with at least one of them; branches of one episode are one
     horizon: int  # maximum answer length, the constant of seq-mean-token-sum-norm
+    # iff samples without a gradient are left out of the update: of the others, over which metrics are means
+    measured: "Counts | None" = None
 
     @classmethod
     def of(cls, batch: Batch, horizon: int, rows: Tensor | None = None) -> "Counts":

@@ -42,6 +42,7 @@ class LossNeeds:
     aggregation: str | None = None  # the only one it is defined for; None: as configured
     ratio_of_answers: bool = False  # one ratio for all tokens of an answer, the geometric mean of theirs
     weighs_answers: bool = False  # rollout correction multiplies by the geometric mean of an answer's weights
+    scales_with_advantage: bool = False  # no gradient in an answer whose advantage is 0 at every token
     reads: frozenset[str] = LOSS_SETTINGS  # keys of `actor` and `actor.policy_loss` that change its result
 
 
@@ -65,14 +66,16 @@ ESTIMATORS = {
 }
 
 LOSSES = {
-    "vanilla": LossNeeds(reads=CLIP | {"clip_ratio_c"}),
-    "gspo": LossNeeds(aggregation=BY_SEQUENCE, ratio_of_answers=True, reads=CLIP),
-    "sapo": LossNeeds(aggregation=BY_SEQUENCE, reads=SAPO),
-    "gpg": LossNeeds(reads=NOTHING),
-    "cispo": LossNeeds(reads=CLIP),
-    "clip_cov": LossNeeds(needs_old_logprobs=True, reads=CLIP | CLIP_COV),
+    "vanilla": LossNeeds(scales_with_advantage=True, reads=CLIP | {"clip_ratio_c"}),
+    "gspo": LossNeeds(aggregation=BY_SEQUENCE, ratio_of_answers=True, scales_with_advantage=True, reads=CLIP),
+    "sapo": LossNeeds(aggregation=BY_SEQUENCE, scales_with_advantage=True, reads=SAPO),
+    "gpg": LossNeeds(scales_with_advantage=True, reads=NOTHING),
+    "cispo": LossNeeds(scales_with_advantage=True, reads=CLIP),
+    "clip_cov": LossNeeds(needs_old_logprobs=True, scales_with_advantage=True, reads=CLIP | CLIP_COV),
     "kl_cov": LossNeeds(needs_old_logprobs=True, reads=KL_COV),
-    "geo_mean": LossNeeds(aggregation=BY_SEQUENCE, ratio_of_answers=True, weighs_answers=True, reads=CLIP),
+    "geo_mean": LossNeeds(
+        aggregation=BY_SEQUENCE, ratio_of_answers=True, weighs_answers=True, scales_with_advantage=True, reads=CLIP
+    ),
 }
 
 

@@ -47,6 +47,10 @@ class Objective(Protocol):
     @property
     def needs_full_kl(self) -> bool: ...
 
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """Whether samples whose advantage is 0 at every token have no gradient and are left out of the update."""
+
     def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]: ...
 
 
@@ -64,6 +68,7 @@ class PolicyObjective:
     bypass: bool = False  # the old log-probs are the rollout engine's, so no earlier stage did
     records_tokens: bool = False
     correction: CorrectionSettings | None = None  # by the current policy: no earlier pass has computed log-probs
+    skips_zero_advantages: bool = False  # config/correction_checks.py refuses it where such samples have a gradient
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -79,7 +84,7 @@ class PolicyObjective:
         return self.kl_coefficient is not None and self.kl_estimator == FULL_KL
 
     def __call__(self, outputs: TokenOutputs, batch: TrainBatch, counts: Counts) -> tuple[Tensor, Shares]:
-        output_T, entropy_T = outputs.output_T, outputs.entropy_T
+        output_T, entropy_T, measured = outputs.output_T, outputs.entropy_T, counts.measured or counts
         assert entropy_T is not None  # a policy's head computes it
         old_T = output_T.detach() if batch.old_logprobs_T is None else batch.old_logprobs_T
         entry = resolve_policy_loss(self.loss_mode)
@@ -89,20 +94,20 @@ class PolicyObjective:
         token_loss = entry.loss(terms, self.loss_settings)
         loss_T, weights_T, corrected = token_loss.loss_T, batch.rollout_weights_T, Shares()
         if self.correction is not None:
-            keep_T, weights_T, corrected = self.corrected(self.correction, output_T.detach(), batch, counts)
+            keep_T, weights_T, corrected = self.corrected(self.correction, output_T.detach(), batch, measured)
             loss_T = loss_T.where(keep_T, 0)
         if weights_T is not None:
             loss_T = loss_T * (terms.geometric_mean(weights_T) if entry.weighs_answers else weights_T)
         loss = aggregate(loss_T, batch, self.aggregation, counts)
-        entropy = aggregate(entropy_T, batch, self.aggregation, counts)
+        entropy = aggregate(entropy_T, batch, self.aggregation, measured)
         metrics = {"actor/pg_loss": loss.detach(), "actor/entropy": entropy.detach()} | corrected
         for name, value_T in token_loss.parts_T.items():
-            metrics[name] = aggregate(value_T.detach(), batch, "token-mean", counts)
+            metrics[name] = aggregate(value_T.detach(), batch, "token-mean", measured)
         # a single update, or bypass mode: no earlier pass computed log-probs
         if self.measures_gap and (batch.old_logprobs_T is None or self.bypass):
-            metrics |= self.gap(output_T.detach(), batch, counts)
+            metrics |= self.gap(output_T.detach(), batch, measured)
         if outputs.routing_mismatch_T is not None:
-            metrics[ROUTING_MISMATCH] = aggregate(outputs.routing_mismatch_T, batch, "token-mean", counts)
+            metrics[ROUTING_MISMATCH] = aggregate(outputs.routing_mismatch_T, batch, "token-mean", measured)
         if self.entropy_coefficient:
             loss = loss - self.entropy_coefficient * entropy
         if self.kl_coefficient is not None:
@@ -150,11 +155,12 @@ class PolicyObjective:
 
 
 class OutputObjective:
-    """Objectives that need the model's output alone: no entropy, no KL."""
+    """Objectives that need the model's output alone: no entropy, no KL, no advantages."""
 
     needs_entropy_gradient = False
     records_tokens = False
     needs_full_kl = False
+    skips_zero_advantages = False
     choose = None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from rloom.algos.needs import EstimatorNeeds
 from rloom.algos.ranges import unusual_values
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
-from rloom.config.correction_checks import correction_faults, off_policy_faults, off_policy_notices
+from rloom.config.correction_checks import correction_faults, off_policy_faults, off_policy_notices, skip_faults
 from rloom.config.derived import (
     Needs,
     RewardKinds,
@@ -134,6 +134,7 @@ def all_faults(config: Config, needs: Needs) -> list[str]:
         *separate_faults(config),
         *kept_cache_faults(config),
         *off_policy_faults(config, needs, config.max_staleness),
+        *skip_faults(config, needs.loss),
         *reward_faults(config),
         *reward_model_faults(config),
         *remote_faults(config.reward_model.remote),

@@ -1,7 +1,9 @@
-"""Rules over the keys of rollout correction, and the ratio of a run whose answers may be older than its weights."""
+"""Rules over the keys of the policy's update: rollout correction, the ratio of a run whose answers may be older than
+its weights, and answers that are left out."""
 
 from collections.abc import Iterator
 
+from rloom.algos.needs import LOSS_KEY, LossNeeds
 from rloom.algos.off_policy import RatioSettings, ratio_faults, ratio_notices
 from rloom.algos.rejection import LEVELS, bounds_of, criteria, number
 from rloom.config.base import ACTOR
@@ -9,6 +11,7 @@ from rloom.config.derived import Needs, loss_mode, needs_old_logprobs
 from rloom.config.schema import Config
 
 KEY = "algorithm.rollout_correction"
+SKIP_KEY = f"{ACTOR}.skip_zero_advantages"
 
 
 def correction_faults(config: Config) -> Iterator[str]:
@@ -91,3 +94,26 @@ def off_policy_faults(config: Config, needs: Needs, staleness: int, *, mixed: bo
 
 def off_policy_notices(config: Config, needs: Needs, staleness: int, *, mixed: bool = True) -> list[str]:
     return [*ratio_notices(ratio_settings(config, needs), mixed=mixed and staleness > 0)]
+
+
+def skip_faults(config: Config, loss: LossNeeds) -> Iterator[str]:
+    """What has a gradient in answers whose advantage is 0."""
+    actor = config.actor_rollout_ref.actor
+    if not actor.skip_zero_advantages:
+        return
+    if actor.entropy_coeff:
+        yield (
+            f"{SKIP_KEY}=True: the entropy bonus of {ACTOR}.entropy_coeff={actor.entropy_coeff:g} has a gradient at "
+            f"every token, whatever its advantage; use {ACTOR}.entropy_coeff=0, or leave {SKIP_KEY} out"
+        )
+    if actor.use_kl_loss:
+        yield (
+            f"{SKIP_KEY}=True: the KL of {ACTOR}.use_kl_loss=True has a gradient at every token, whatever its "
+            f"advantage; use {ACTOR}.use_kl_loss=False, or leave {SKIP_KEY} out"
+        )
+    if not loss.scales_with_advantage:
+        yield (
+            f"{SKIP_KEY}=True: {LOSS_KEY}={loss_mode(config)} is not known to have no gradient where the advantage is "
+            f"0; use another loss, such as vanilla, or leave {SKIP_KEY} out. A loss of your own declares it with "
+            "PolicyLossEntry(..., scales_with_advantage=True)"
+        )

@@ -1,7 +1,8 @@
 """What several keys determine together: the requirements of the algorithm, the sizes of passes, the rewards of a run.
 
 `rloom train` and `rloom plan` call the same functions. No torch here. A user's own algorithm (file.py:name) is not
-loaded here. It is assumed to need a critic if `critic.enable` is set, and to read every setting.
+loaded here. It is assumed to need a critic if `critic.enable` is set, to read every setting, and to have no gradient
+where the advantage is 0.
 """
 
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def declared_needs(config: Config) -> Needs:
     if loss not in LOSSES and not is_own(loss, LOSS_GROUP):
         raise unknown_entry(LOSS_KEY, loss, [*LOSSES, *installed(LOSS_GROUP)])
     own = EstimatorNeeds(needs_critic=bool(config.critic.enable))
-    return Needs(ESTIMATORS.get(estimator, own), LOSSES.get(loss, LossNeeds()))
+    return Needs(ESTIMATORS.get(estimator, own), LOSSES.get(loss, LossNeeds(scales_with_advantage=True)))
 
 
 def brings_own_algorithm(config: Config) -> bool:

@@ -215,6 +215,9 @@ class Actor(PassSection):
     )
     grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)
     shuffle: bool = key(False, "Shuffle the samples before they are split into mini-batches, in each epoch.")
+    skip_zero_advantages: bool = key(
+        False, "Leave answers whose advantage is 0 out of the update: less time, the same gradient.", same_run=True
+    )
     ulysses_sequence_parallel_size: int = key(
         1,
         "Ranks of actor and reference that share each sequence, for longer sequences; divides the workers and the "

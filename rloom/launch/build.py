@@ -391,6 +391,7 @@ def policy_learner(config: Config, group: Group, work: ModelWork | None, total_s
             # without a pass of the trainer before the update, the update computes the ratios
             correction=None if old_logprobs(config) is OldLogprobs.TRAINER else correction(config),
             records_tokens=config.trainer.log_rollouts,
+            skips_zero_advantages=actor.skip_zero_advantages,
         ),
         mini_batching=mini_batching(config, actor.ppo_mini_batch_size, actor.ppo_epochs, actor.shuffle),
         schedule=schedule(actor.optim, total_steps),

@@ -89,6 +89,11 @@ NAMES = (
         "well below 1: prompts whose answers score the same have no advantage",
     ),
     MetricName(
+        ("trained answers",),
+        ("actor/trained_answers",),
+        "above 0: with skip_zero_advantages, the share of answers that have an advantage",
+    ),
+    MetricName(
         ("repetition",),
         ("rollout/repetition",),
         "below 0.5: the share of groups of four tokens that an answer repeats",

@@ -424,10 +424,8 @@ class Training(StepLoop):
         metrics |= throughput(tokens=tokens, seconds=log.seconds("step"), device=s.device, devices=s.devices)
         for name, learner in (("actor", self.roles.policy), ("critic", self.roles.critic)):
             if learner is not None and learner.work is not None:
-                flops = float(learner.work.update_flops(train_batch.length_N).sum()) * learner.mini_batching.epochs
-                metrics |= utilisation(
-                    name, flops=flops, seconds=log.seconds(f"update_{name}"), peak_flops=s.peak_flops
-                )
+                flops, seconds = learner.update_flops(train_batch, learner.work), log.seconds(f"update_{name}")
+                metrics |= utilisation(name, flops=flops, seconds=seconds, peak_flops=s.peak_flops)
         if self.roles.workers is not None:
             metrics |= worker_metrics(self.roles.workers)
         logged = log.step(step, metrics | {"training/global_step": step, "training/epoch": self.stream.epoch})

@@ -166,21 +166,54 @@ class Learner:
                         gathered[key].append(value)
             progress(done, total)
         means = {key: sum(values) / len(values) for key, values in gathered.items()}
+        if self.objective.skips_zero_advantages:
+            means[f"{self.prefix}/trained_answers"] = self.share_with_advantage(batch)
         return {**means, f"{self.prefix}/lr": learning_rate, f"{self.prefix}/nonfinite_updates": float(skipped)}
 
     def accumulate(self, batch: TrainBatch, rows: Tensor | None = None, store: BatchStore | None = None) -> Rows:
         """The gradient of the mini-batch `rows`; None: of the whole batch. Returns the rows of each share."""
         rows = torch.arange(len(batch)) if rows is None else rows
-        counts = Counts.of(batch, self.mini_batching.horizon, rows)
-        divided = self.scorer.divided(batch.length_N[rows])
+        used = self.with_gradient(batch, rows)
+        counts = self.counts(batch, rows)
+        if len(used) < len(rows):
+            counts = replace(counts, measured=self.counts(batch, rows[used]))
+        divided = [used[share].tolist() for share in self.scorer.divided(batch.length_N[rows[used]])]
         shares = [rows[share].tolist() for share in divided]
         store = store or BatchStore(self.group, batch.length_N, shares)
         named = store.rows(batch, shares, self.chosen(batch, rows, divided))
         self.group.each("forward_backward", [(one, self.objective, counts) for one in named])
         return shares
 
+    def counts(self, batch: TrainBatch, rows: Tensor) -> Counts:
+        return Counts.of(batch, self.mini_batching.horizon, rows)
+
+    def with_gradient(self, batch: TrainBatch, rows: Tensor) -> Tensor:
+        """Indices among `rows` of the samples that an update needs: all, or those with an advantage.
+
+        Never none: AdamW applies weight decay and moments with a gradient of 0 too, but not without a gradient. Of a
+        mini-batch without an advantage this is the shortest sample with a token in the loss.
+        """
+        if not self.objective.skips_zero_advantages:
+            return torch.arange(len(rows))
+        used = batch.have_advantage(rows).nonzero().squeeze(1)
+        if len(used):
+            return used
+        length_N, in_loss_N = batch.length_N[rows], batch.loss_tokens(rows) > 0
+        return length_N.where(in_loss_N, int(length_N.max()) + 1).argmin().unsqueeze(0)
+
+    def share_with_advantage(self, batch: TrainBatch) -> float:
+        """Of the answers in the loss."""
+        rows = torch.arange(len(batch))
+        return self.counts(batch, rows[batch.have_advantage(rows)]).samples / max(self.counts(batch, rows).samples, 1)
+
+    def update_flops(self, batch: TrainBatch, work: ModelWork) -> float:
+        """Of all updates of a step. `work`: of this model."""
+        length_N = batch.length_N[self.with_gradient(batch, torch.arange(len(batch)))]
+        return float(work.update_flops(length_N).sum()) * self.mini_batching.epochs
+
     def chosen(self, batch: TrainBatch, rows: Tensor, divided: Rows) -> list[dict[str, Tensor]] | None:
-        """chosen_T of each share, if the loss chooses tokens over the whole mini-batch."""
+        """chosen_T of each share, if the loss chooses tokens over the whole mini-batch. `divided`: indices among
+        `rows`."""
         if self.objective.choose is None:
             return None
         chosen_T, ends = self.objective.choose(batch.select(rows)), token_ends(batch.length_N[rows])

@@ -267,3 +267,14 @@ def test_the_value_loss_takes_the_worse_of_plain_and_clipped() -> None:
     assert torch.autograd.gradcheck(
         lambda v: value_loss(v, numbers([0.0, 0.0, 1.0]), numbers([2.0, 0.0, 3.0]), 0.5).loss_T, values
     )
+
+
+def test_all_losses_but_kl_cov_have_no_gradient_in_an_answer_without_an_advantage() -> None:
+    """The first of two answers has advantage 0; one of its tokens is chosen, which kl_cov penalises."""
+    declared = {name for name, entry in POLICY_LOSSES.items() if entry.scales_with_advantage}
+    for name, entry in POLICY_LOSSES.items():
+        terms = at_ratios([0.5, 1.5, 0.9, 1.05], [0, 0, 1, 1], samples=[0, 0, 1, 1], chosen=[True, False, False, False])
+        (gradient_T,) = torch.autograd.grad(entry.loss(terms, DEFAULT).loss_T.sum(), terms.logprobs_T)
+        assert bool(gradient_T[2:].any())
+        assert bool(gradient_T[:2].any()) is (name not in declared)
+    assert set(POLICY_LOSSES) - declared == {"kl_cov"}

@@ -1,6 +1,8 @@
 """What is wrong with a configuration: every error names the key, the value and the way out."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from rloom.config.derived import declared_needs, nearest_divisors
 from rloom.config.keys import nearest
 from rloom.config.load import load_config
 from rloom.errors import ConfigError
+from rloom.launch.build import resolved_needs
 from tests.helpers import configured
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -414,3 +417,37 @@ def test_weights_of_a_mix_that_is_not_enabled_are_an_error() -> None:
         "reward_model.composite.weights={'rule_score': 1.0}: no effect in this run, because one reward alone is the "
         "score; set reward_model.composite.enable=True"
     )
+
+
+SKIP = f"{ACTOR}.skip_zero_advantages"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            f"{ACTOR}.entropy_coeff=0.01",
+            f"the entropy bonus of {ACTOR}.entropy_coeff=0.01 has a gradient at every token",
+        ),
+        (f"{ACTOR}.use_kl_loss=True", f"use {ACTOR}.use_kl_loss=False, or leave {SKIP} out"),
+        (f"{ACTOR}.policy_loss.loss_mode=kl_cov", f"{ACTOR}.policy_loss.loss_mode=kl_cov is not known to have no"),
+    ],
+)
+def test_answers_without_an_advantage_are_not_skipped_where_they_have_a_gradient(override: str, said: str) -> None:
+    error = check_error(f"{SKIP}=True", override, estimator="grpo")
+    assert error.startswith(f"{SKIP}=True: ") and said in error and "\n" not in error
+
+
+def test_a_loss_of_the_users_own_declares_that_it_scales_with_the_advantage(tmp_path: Path) -> None:
+    file = tmp_path / "losses.py"
+    file.write_text(
+        "from rloom.algos.policy_losses import vanilla as plain\n"
+        "from rloom.algos.registry import PolicyLossEntry\n"
+        "scaled = PolicyLossEntry(plain, scales_with_advantage=True)\n"
+    )
+    keys = ["algorithm.adv_estimator=grpo", f"{SKIP}=True", f"{ACTOR}.policy_loss.loss_mode={file}:"]
+    for name, faults in {"scaled": False, "plain": True}.items():
+        config = configured(*keys[:2], f"{keys[2]}{name}")
+        check(config, declared_needs(config))  # before the file is loaded
+        with pytest.raises(ConfigError, match="scales_with_advantage=True") if faults else nullcontext():
+            check(config, resolved_needs(config))

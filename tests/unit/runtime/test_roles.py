@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from rloom.algos.aggregate import Counts
-from rloom.algos.objectives import ValueObjective
+from rloom.algos.objectives import Objective, PolicyObjective, ValueObjective
+from rloom.algos.policy_losses import LossSettings
 from rloom.batch import Batch, TrainBatch
 from rloom.engines.base import Update
 from rloom.errors import TrainingError
+from rloom.runs.metrics import ModelWork
 from rloom.runtime.group import LocalGroup
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.roles import Learner, MiniBatching, Scorer
@@ -118,11 +120,12 @@ def learner(
     schedule: LearningRateSchedule | None = None,
     limit: int = 2,
     workers_per_share: int = 1,
+    objective: Objective | None = None,
 ) -> Learner:
     return Learner(
         "critic",
         LocalGroup(workers, workers_per_share=workers_per_share),
-        objective=ValueObjective(0.5, "token-mean"),
+        objective=objective or ValueObjective(0.5, "token-mean"),
         mini_batching=of or mini_batching(2, shuffle=False),
         schedule=schedule or LearningRateSchedule(0.1),
         balance=True,
@@ -219,3 +222,62 @@ def test_a_role_keeps_to_its_own_folder_of_a_checkpoint(tmp_path: Path) -> None:
     who.save(tmp_path, frozenset({"model"}))
     who.load(tmp_path, frozenset({"model"}))
     assert worker.folders == [("save", tmp_path / "critic"), ("load", tmp_path / "critic")]
+
+
+# Answers whose advantage is 0. Lengths 9 12 6 15 | 8 17 12 9, of which 6 9 4 10 | 3 12 8 5 tokens are the policy's.
+SKIPPING = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.0, None, "low_var_kl", skips_zero_advantages=True)
+
+
+def with_advantage(*rows: int) -> TrainBatch:
+    batch = a_batch()
+    kept_T = torch.isin(batch.sample_T, torch.tensor(rows))
+    return replace(batch, advantages_T=kept_T * batch.mask_T.float())
+
+
+def test_answers_without_an_advantage_stay_in_the_denominators_of_the_loss() -> None:
+    worker = Echo()
+    metrics = learner(worker, objective=SKIPPING).learn(with_advantage(2, 3, 5, 6), 1)
+    assert worker.lengths == [[6, 15], [17, 12]]
+    first, second = worker.counts
+    assert first == Counts(29, 4, 16, measured=Counts(14, 2, 16))
+    assert second == Counts(25, 3, 16, measured=Counts(20, 2, 16))
+    assert metrics["critic/trained_answers"] == pytest.approx(4 / 7)  # the score of row 4 failed
+
+
+def test_an_advantage_outside_of_the_loss_trains_nothing() -> None:
+    """Row 4, whose score failed; row 3 where correction rejected all of it; row 2 before its answer."""
+    worker, batch = Echo(), with_advantage(0, 3, 4, 5)
+    advantages_T = batch.advantages_T.where(batch.sample_T != 2, 1) * (batch.mask_T == (batch.sample_T != 2))
+    batch = replace(batch, advantages_T=advantages_T, keep_T=batch.sample_T != 3)
+    assert learner(worker, objective=SKIPPING).learn(batch, 1)["critic/trained_answers"] == pytest.approx(2 / 6)
+    assert worker.lengths == [[9], [17]]
+
+
+def test_a_mini_batch_without_an_advantage_trains_its_shortest_answer_in_the_loss() -> None:
+    pair = [Echo(), Echo()]
+    metrics = learner(*pair, objective=SKIPPING).learn(with_advantage(0, 1, 2, 3), 1)
+    assert [worker.lengths for worker in pair] == [[[6, 15], [9]], [[9, 12], []]]  # row 7; row 4 is shorter and failed
+    assert pair[0].counts[1] == pair[1].counts[1] == Counts(25, 3, 16, measured=Counts(5, 1, 16))
+    assert [len(worker.rates) for worker in pair] == [2, 2]
+    assert metrics["critic/trained_answers"] == pytest.approx(4 / 7)
+
+
+def test_with_an_advantage_everywhere_nothing_is_left_out() -> None:
+    """Of the failed answer no token is in the loss."""
+    worker = Echo()
+    assert learner(worker, objective=SKIPPING).learn(with_advantage(*range(8)), 1)["critic/trained_answers"] == 1.0
+    assert worker.lengths == [[9, 12, 6, 15], [17, 12, 9]]
+    assert worker.counts == [Counts(29, 4, 16), Counts(25, 3, 16, measured=Counts(25, 3, 16))]
+
+
+def test_the_critic_trains_all_answers() -> None:
+    worker = Echo()
+    assert "critic/trained_answers" not in learner(worker).learn(with_advantage(2), 1)
+    assert worker.counts == [Counts(29, 4, 16), Counts(25, 3, 16)]
+
+
+def test_the_flops_of_an_update_are_those_of_the_answers_that_it_trains() -> None:
+    """One parameter, of which each token counts 6: answers 2 and 5 have 6 + 17 tokens, all eight 88."""
+    who, work = learner(Echo(), of=mini_batching(epochs=2), objective=SKIPPING), ModelWork(1, 1, {})
+    assert who.update_flops(with_advantage(2, 5), work) == 2 * 6 * 23
+    assert learner(Echo()).update_flops(with_advantage(2, 5), work) == 6 * 88
