@@ -75,13 +75,15 @@ def script(name: str) -> int:
 def _add_prepare_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--local_save_dir", "--local_dir", type=Path, metavar="DIR", help=f"where to write ({default})")
     parser.add_argument("--source", type=Path, metavar="FOLDER", help="the published files, instead of a download")
+    instruction = "gsm8k, math: what follows each question, instead of the usual instruction"
+    parser.add_argument("--instruction", metavar="TEXT", help=instruction)
 
 
 def prepare_data(given: argparse.Namespace) -> int:
     from rloom.data.prepare import prepare
 
     folder = given.local_save_dir or Path("~/data") / given.name
-    for file, rows in prepare(given.name, folder, given.source).items():
+    for file, rows in prepare(given.name, folder, given.source, given.instruction).items():
         print(translate(f"{file}: {rows} rows"))
     return 0
 

@@ -30,13 +30,17 @@ PREPARERS: Mapping[str, Callable[[Path | None], tuple[list[Row], list[Row]]]] = 
     "mbpp": code.mbpp_splits,
     "arithmetic": arithmetic.splits,
 }
+INSTRUCTED = ("gsm8k", "math")  # sets whose prompts are a question and an instruction
 GENERATED = {name: kind.rows for name, kind in ENVIRONMENTS.items() if kind.rows is not None}  # by environments
 
 
-def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> dict[Path, int]:
+def prepare(
+    name: str, save_dir: str | Path, source: str | Path | None, instruction: str | None = None
+) -> dict[Path, int]:
     """Write `train.parquet` and `test.parquet` of a known data set, and return their numbers of rows.
 
-    `source`: a folder with the original files; None: download them.
+    `source`: a folder with the original files; None: download them. `instruction`: what follows each question, instead
+    of the usual instruction.
     """
     if name not in PREPARERS and name not in GENERATED:
         if name in ENVIRONMENTS:
@@ -45,11 +49,15 @@ def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> dict[
         raise DataError(f"{name}: not a known data set; choose one of {', '.join([*PREPARERS, *GENERATED])}")
     if name in GENERATED and source is not None:
         raise DataError(f"--source {source}: {name} is generated, not read; leave --source out")
+    if instruction is not None and name not in INSTRUCTED:
+        raise DataError(f"--instruction: {name} has none to replace, as {' and '.join(INSTRUCTED)} have; leave it out")
     folder = Path(save_dir).expanduser()
     if name in GENERATED:
         train, test = referenced(GENERATED[name])()
     else:
         train, test = PREPARERS[name](None if source is None else Path(source).expanduser())
+    if instruction is not None:
+        train, test = instructed(train, instruction), instructed(test, instruction)
     written = {folder / "train.parquet": train, folder / "test.parquet": test}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +66,12 @@ def prepare(name: str, save_dir: str | Path, source: str | Path | None) -> dict[
     except OSError as error:
         raise DataError(f"--local_save_dir {folder}: cannot be written ({error}); choose another folder") from error
     return {path: len(rows) for path, rows in written.items()}
+
+
+def instructed(rows: Sequence[Row], instruction: str) -> list[Row]:
+    """Rows whose prompts are their question and `instruction`."""
+    prompts = (f"{row['extra_info']['question']} {instruction}".strip() for row in rows)
+    return [{**row, "prompt": [{"role": "user", "content": text}]} for row, text in zip(rows, prompts, strict=True)]
 
 
 def write_parquet(rows: Sequence[Row], path: Path) -> None:

@@ -291,3 +291,20 @@ def test_the_notes_scripts_run_from_any_folder(tmp_path: Path, gsm8k_source: Pat
     command = [sys.executable, str(notes / "02_数据准备/data_quality_check.py"), str(tmp_path / "none.parquet")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert (done.returncode, "no such file" in done.stdout) == (1, True), done.stderr
+
+
+def test_another_instruction_follows_the_question(tmp_path: Path, gsm8k_source: Path) -> None:
+    own = ["--instruction", r"Answer in \boxed{}."]
+    arguments = ["prepare", "gsm8k", "--local_save_dir", str(tmp_path / "own"), "--source", str(gsm8k_source)]
+    assert main([*arguments, *own]) == 0
+    (row,) = read_rows(tmp_path / "own" / "train.parquet")
+    assert row["prompt"] == [{"role": "user", "content": r"1000 + 80? Answer in \boxed{}."}]
+    assert row["reward_model"]["ground_truth"] == "1080"
+    assert main([*arguments, "--instruction", ""]) == 0
+    (test_row,) = read_rows(tmp_path / "own" / "test.parquet")
+    assert test_row["prompt"] == [{"role": "user", "content": "3 - 5?"}]
+
+
+def test_a_set_without_an_instruction_has_none_to_replace(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--instruction: arithmetic has none to replace, as gsm8k and math have"):
+        prepare("arithmetic", tmp_path, None, "Answer with a number.")

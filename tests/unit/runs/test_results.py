@@ -1,0 +1,63 @@
+"""recipes/results.py: the table of runs, with numbers made by hand."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+METRIC = "val-core/openai/gsm8k/acc/mean@1"
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    return importlib.import_module("results")
+
+
+def run_directory(folder: Path, seed: int, last: float) -> Path:
+    """Two steps of 3 s and 5 s, a test of 100 problems before and after."""
+    (folder / "answers").mkdir(parents=True)
+    config = {
+        "trainer": {"project_name": "gsm8k"},
+        "algorithm": {"adv_estimator": "gae"},
+        "actor_rollout_ref": {"model": {"path": "/models/coder"}},
+        "data": {"seed": seed},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "answers" / "0.jsonl").write_text('{"data_source": "openai/gsm8k"}\n' * 100)
+    (folder / "seconds.txt").write_text("369\n")
+    events: list[dict[str, Any]] = [
+        {"event": "run", "step": 0, "total_steps": 2, "host": "a", "pid": 1},
+        {"event": "validation", "step": 0, "metrics": {METRIC: 0.5}, "measures": {}},
+        *(
+            {"event": "step", "step": step, "metrics": {"timing_s/step": seconds, "critic/score/mean": 0.5}}
+            for step, seconds in ((1, 3.0), (2, 5.0))
+        ),
+        {"event": "validation", "step": 2, "metrics": {METRIC: last}, "measures": {}},
+        {"event": "end", "status": "finished"},
+    ]
+    lines = [json.dumps({"time": 1.0 + number, **event}) for number, event in enumerate(events)]
+    (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def test_runs_of_several_seeds_share_a_row(results: Any, tmp_path: Path) -> None:
+    runs = [
+        results.Run(results.RunFolder(run_directory(tmp_path / name, seed, last)))
+        for name, seed, last in (("b", 2, 0.82), ("a", 1, 0.78))
+    ]
+    # the mean is 80 %, and sqrt(80 · 20 / 100) is 4 points
+    assert results.table(runs).splitlines()[2] == (
+        "| gsm8k | coder | PPO | 1, 2 | 2 | GSM8K test (100) | 50.0 | 78.0, 82.0 (mean 80.0) | 4.0 | 6 min 9 s | 4.0 |"
+    )
+
+
+def test_a_picture_is_drawn_for_each_recipe(results: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_directory(tmp_path / "run", 1, 0.75)
+    monkeypatch.setattr("sys.argv", ["results.py", str(run), "--pictures", str(tmp_path)])
+    results.main()
+    assert (tmp_path / "results_gsm8k.png").stat().st_size > 10_000
