@@ -20,6 +20,9 @@ from datetime import date
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from measuring import machine, note, pick_device, table
 from shapes import SHAPES, random_model
 from work import Result, Work
@@ -100,6 +103,8 @@ def run(name: str, work: Work, venvs: Path | None, logs: Path) -> tuple[Result |
     python = environment(peer, venvs, work.on_gpu)
     job_file, result_file, log = logs / "job.json", logs / "result.json", logs / f"{name}.log"
     paths = [str(BENCHMARKS), *([str(BENCHMARKS.parent)] if name == "rloom" else [])]
+    if venvs is None and "PYTHONPATH" in os.environ:  # folders of packages are part of this environment
+        paths.append(os.environ["PYTHONPATH"])
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **({} if work.on_gpu else ON_CPU)}
     while True:
         result_file.unlink(missing_ok=True)

@@ -227,6 +227,35 @@ def test_every_requirement_of_a_peer_is_pinned(load: Any) -> None:
             assert all("==" in line for line in lines if not line.startswith("#")), name
 
 
+def test_the_comparison_is_started_by_its_documented_command() -> None:
+    command = [sys.executable, str(BENCHMARKS / "peers" / "compare.py"), "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)}  # rloom is installed, the benchmarks are not
+    subprocess.run(command, capture_output=True, check=True, env=environment)
+
+
+ECHO = """
+import json, os, sys
+known = {"seconds": [1.0], "warm_up_s": 1.0, "tokens": 1, "versions": {}}
+open(sys.argv[2], "w").write(json.dumps(known | {"settings": {"path": os.environ["PYTHONPATH"]}}))
+"""
+
+
+def test_installed_peers_see_the_folders_of_pythonpath_and_peers_of_environments_do_not(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compare = load("compare")
+    (tmp_path / "run_trl.py").write_text(ECHO)
+    python = tmp_path / "trl-cpu" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "trl-cpu" / "finished").touch()
+    monkeypatch.setattr(compare, "HERE", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/packages")
+    work = small_work(load)
+    paths = [compare.run("trl", work, venvs, tmp_path)[0].settings["path"] for venvs in (None, tmp_path)]
+    assert paths == [f"{BENCHMARKS}{os.pathsep}/packages", str(BENCHMARKS)]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["step", "rollout"])
 def test_rloom_does_the_work_of_the_comparison(load: Any, tmp_path: Path, kind: str) -> None:
