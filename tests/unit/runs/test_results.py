@@ -1,4 +1,4 @@
-"""recipes/results.py: the table of runs, with numbers made by hand."""
+"""The recipes' programs: the table of runs, with numbers made by hand, and the comparison of prompts once in small."""
 
 import importlib
 import json
@@ -61,3 +61,19 @@ def test_a_picture_is_drawn_for_each_recipe(results: Any, tmp_path: Path, monkey
     monkeypatch.setattr("sys.argv", ["results.py", str(run), "--pictures", str(tmp_path)])
     results.main()
     assert (tmp_path / "results_gsm8k.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_prompts_are_compared_on_training_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embedded model solves none; its answers are cut off at 4 tokens."""
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text('{"question": "2 + 2?", "answer": "#### 123456789"}\n' * 3)
+    monkeypatch.syspath_prepend(str(RECIPES / "gsm8k"))
+    arguments = ["embedded", str(tmp_path), "--problems", "2", "--max_new_tokens", "4", "trainer.device=cpu"]
+    monkeypatch.setattr("sys.argv", ["compare_prompts.py", *arguments])
+    importlib.import_module("compare_prompts").main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 5 and "| (the question alone) |" in rows[-1]
+    assert [row.split(" | ", 1)[1] for row in rows] == ["0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 4 | 100.0 |"] * 5
