@@ -52,20 +52,21 @@ grpo_keys=(
     data.train_batch_size=64
     actor_rollout_ref.actor.ppo_mini_batch_size=64
     actor_rollout_ref.rollout.n=8
+    actor_rollout_ref.actor.skip_zero_advantages=True  # groups with equal scores have no gradient
 )
-# One answer to each of 512 prompts, and four updates of the critic in a step.
+# Four answers to each of 128 prompts, which are computed once in a pass, and four updates of the critic in a step.
 ppo_keys=(
     algorithm.adv_estimator=gae
     algorithm.gamma=1.0
     algorithm.lam=1.0
-    data.train_batch_size=512
-    actor_rollout_ref.actor.ppo_mini_batch_size=512
-    actor_rollout_ref.rollout.n=1
+    data.train_batch_size=128
+    actor_rollout_ref.actor.ppo_mini_batch_size=128
+    actor_rollout_ref.rollout.n=4
     critic.model.path="$model"
     critic.model.enable_gradient_checkpointing=False
     critic.optim.lr=1e-5
     critic.optim.lr_warmup_steps=5
-    critic.ppo_mini_batch_size=128
+    critic.ppo_mini_batch_size=32
     critic.ppo_max_token_len_per_gpu=16384
     trainer.critic_warmup=3
 )
