@@ -6,6 +6,7 @@ Without a CUDA device they run in Triton's interpreter.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -415,6 +416,34 @@ def test_draws_of_the_whole_range_of_luck_have_the_right_shares(small_blocks: No
     share_V = torch.bincount(token_B, minlength=VOCABULARY) / 100
     assert float((share_V - logits_V.softmax(-1)).abs().max()) < 1 / 100  # one more or less at either end
     assert token_B.tolist() == sorted(token_B.tolist())
+
+
+def scan_in_parallel(values: np.ndarray, axis: int) -> np.ndarray:
+    """Prefix sums as a GPU's threads compute them: in log2 rounds, each element in an order of its own."""
+    assert axis == 0
+    sums, distance = values.copy(), 1
+    while distance < len(sums):
+        sums[distance:] = sums[distance:] + sums[:-distance]
+        distance *= 2
+    return sums
+
+
+def test_the_highest_luck_draws_a_token_of_the_vocabulary(small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parallel prefix sums also fall: behind the last token with a probability, and behind the vocabulary."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr("triton.runtime.interpreter.np.cumsum", scan_in_parallel)
+    monkeypatch.setattr(f"{SAMPLE}.BLOCK", 128)
+    draw = torch.Generator().manual_seed(2)
+    logits_PV = 2.5 * torch.randn(60, 1100, generator=draw)  # nine blocks, the last with 76 tokens, and seven without
+    logits_PV[:, 1060] = logits_PV.max(-1).values + torch.linspace(-3, 3, 60)  # as the token that ends an answer
+    uniform_B = 1 - torch.tensor([1, 2, 3, 4]).repeat(60) * 2.0**-24
+    slots = slots_for(uniform_B[:, None], PLAIN)
+    choose(logits_PV, slots, [row // 4 for row in range(240)])
+    token_PB = slots.token[:-1].cpu().view(60, 4)
+    assert int(token_PB.max()) < 1100
+    cumulative_PV = logits_PV.double().softmax(-1).cumsum(-1)
+    reached_PB = cumulative_PV.gather(1, token_PB.long())
+    assert float(reached_PB.min()) > 1 - 1e-6  # as high as the luck, up to rounding
 
 
 # --- noting down

@@ -112,6 +112,19 @@ def sum_kernel(
 
 
 @triton.jit
+def first_above(cumulative, mass, target, index, SIZE: tl.constexpr):
+    """The index of the first element with a mass whose cumulative sum exceeds the target, or is the highest: rounding
+    may leave none above it.
+
+    Elements are not counted: a parallel scan adds each prefix in an order of its own, so that sums can also fall, and
+    those of the padding behind the vocabulary with them.
+    """
+    has_mass = mass > 0.0
+    highest = tl.max(tl.where(has_mass, cumulative, 0.0), 0)
+    return tl.min(tl.where(has_mass & ((cumulative > target) | (cumulative == highest)), index, SIZE), 0)
+
+
+@triton.jit
 def draw_kernel(
     logits, threshold_P, sums, best, settings, source_B, slot_B,
     uniform, tokens, logprobs, token_S, written_S, limit_S, stopped_S, done_S,
@@ -136,19 +149,18 @@ def draw_kernel(
     draws = tl.load(uniform + slot * longest_answer + written, mask=active, other=0.0)
     # all from one cumulative sum: sums in another order round differently, and the target could fall between blocks
     target = draws * tl.max(cumulative_J, 0)
-    last_block = tl.sum((cumulative_J < tl.max(cumulative_J, 0)).to(tl.int32), 0)
-    chosen_block = tl.minimum(tl.sum((cumulative_J <= target).to(tl.int32), 0), last_block)
+    chosen_block = first_above(cumulative_J, kept_J, target, block, BLOCKS)
     target = tl.maximum(target - tl.max(tl.where(block < chosen_block, cumulative_J, 0.0), 0), 0.0)
 
-    token = chosen_block * BLOCK + tl.arange(0, BLOCK)
+    member = tl.arange(0, BLOCK)
+    token = chosen_block * BLOCK + member
     z = tl.load(logits + source * vocabulary + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
     z = z * inverse
     mass = tl.where(z >= threshold, tl.exp(z - maximum), 0.0)
-    cumulative = tl.cumsum(mass, 0)
-    last = tl.sum((cumulative < tl.max(cumulative, 0)).to(tl.int32), 0)
-    drawn = chosen_block * BLOCK + tl.minimum(tl.sum((cumulative <= target).to(tl.int32), 0), last)
+    drawn = chosen_block * BLOCK + first_above(tl.cumsum(mass, 0), mass, target, member, BLOCK)
     best_block = tl.argmax(maximum_J, 0)
     sampled = tl.where(greedy > 0.0, tl.load(best + source * blocks + best_block), drawn).to(tl.int32)
+    sampled = tl.minimum(sampled, vocabulary - 1)  # logits that are NaN have no maximum and no mass
 
     logit = tl.load(logits + source * vocabulary + sampled).to(tl.float32) * inverse
     tl.store(tokens + slot * longest_answer + written, sampled, mask=active)
