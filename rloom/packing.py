@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
-class Prompt(NamedTuple):
+class RowPrompt(NamedTuple):
     """The first `tokens` tokens of a row. Rows with equal keys begin with the same ones."""
 
     key: Hashable
@@ -30,7 +30,7 @@ class MicroBatching:
     samples: int | None = None
     tokens: int | None = None
 
-    def cut(self, lengths: Sequence[int], prompts: Sequence[Prompt] | None = None) -> list[list[int]]:
+    def cut(self, lengths: Sequence[int], prompts: Sequence[RowPrompt] | None = None) -> list[list[int]]:
         """Rows of each micro-batch. Every row is in exactly one. `prompts`: by tokens, rows that share one go together,
         and the budget counts it once."""
         if self.samples is not None:
@@ -40,7 +40,7 @@ class MicroBatching:
         return even_bins(rows_together(lengths, prompts, self.tokens), self.tokens)
 
 
-def rows_together(lengths: Sequence[int], prompts: Sequence[Prompt] | None, budget: int) -> list[Rows]:
+def rows_together(lengths: Sequence[int], prompts: Sequence[RowPrompt] | None, budget: int) -> list[Rows]:
     """Each row alone, or as many with the same prompt as the budget allows."""
     if prompts is None:
         return [Rows([row], length, length) for row, length in enumerate(lengths)]

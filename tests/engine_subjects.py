@@ -44,7 +44,8 @@ def network_of(
         model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
     if lora is None:
         model.set_experts_implementation("eager")  # torch's grouped_mm has no float64
-    network = ValueNetwork(model, packed=packed) if critic else PolicyNetwork(model, packed=packed)
+    make = ValueNetwork if critic else PolicyNetwork
+    network = make(model, packed=packed, shares_prompts=True)
     network.module.to(torch.float32)
     if checkpointing:
         network.decoder.enable_checkpointing()

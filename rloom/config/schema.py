@@ -33,6 +33,7 @@ from rloom.config.sections import (
     SCORING_PASSES,
     WHERE_NEEDED,
     AlgorithmSection,
+    Checkpoint,
     CriticMegatron,
     Data,
     EngineMemory,
@@ -154,19 +155,6 @@ class PolicyLossSection(Section):
     ppo_kl_coef: float = key(0.1, "Coefficient of that KL penalty (kl_cov).", ge=0)
 
 
-class Checkpoint(Section):
-    save_contents: list[Literal["model", "optimizer", "extra", "hf_model"]] = key(
-        ["model", "optimizer", "extra"],
-        "Contents of a checkpoint; hf_model: a Hugging Face folder. The position of the run (extra) is always saved.",
-    )
-    load_contents: list[Literal["model", "optimizer", "extra"]] = key(
-        ["model", "optimizer", "extra"], "What a resume loads. The position of the run (extra) is always loaded."
-    )
-    async_save: bool = key(
-        True, "Write a checkpoint while the next step runs, from a copy in host memory (`rloom plan`)."
-    )
-
-
 STRATEGY = Annotated[str, NamedIn(STRATEGIES, GROUP)]
 TRAINING_ENGINE = (
     "Training engine. fsdp, fsdp2: FSDP2; megatron: tensor, pipeline and expert parallelism of megatron-core (extra "
@@ -211,6 +199,11 @@ class Actor(PassSection):
     use_torch_compile: bool = key(
         True,
         "Compile the policy's layers on a GPU, for training and generation: seconds once, then faster.",
+        same_run=True,
+    )
+    use_prefix_grouper: bool = key(
+        False,
+        "Compute a prompt that several samples of a pass begin with once; also in the reference and the critic.",
         same_run=True,
     )
     grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)

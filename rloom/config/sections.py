@@ -531,3 +531,16 @@ class RolloutSection(PassSection):
     def on_first_gpu(self) -> bool:
         """The server reads new weights from the memory of its own GPU, which is the first worker's."""
         return self.kind.servers is not None and self.kind.servers.takes_handles
+
+
+class Checkpoint(Section):
+    save_contents: list[Literal["model", "optimizer", "extra", "hf_model"]] = key(
+        ["model", "optimizer", "extra"],
+        "Contents of a checkpoint; hf_model: a Hugging Face folder. The position of the run (extra) is always saved.",
+    )
+    load_contents: list[Literal["model", "optimizer", "extra"]] = key(
+        ["model", "optimizer", "extra"], "What a resume loads. The position of the run (extra) is always loaded."
+    )
+    async_save: bool = key(
+        True, "Write a checkpoint while the next step runs, from a copy in host memory (`rloom plan`)."
+    )

@@ -63,7 +63,7 @@ from rloom.engines.ulysses import SequenceParallelGroup, sequence_parallel_outpu
 from rloom.models.limits import UNREDUCED_SHARE
 from rloom.models.load import allocate
 from rloom.models.network import ALL, LossFn, Network, Reference
-from rloom.packing import MicroBatching, Prompt
+from rloom.packing import MicroBatching, RowPrompt
 
 Result = TypeVar("Result", bound=tuple[Tensor | None, ...])
 
@@ -207,7 +207,7 @@ class FSDPEngine:
         self.reshard()
         return output_T
 
-    def prompts(self, batch: Batch) -> list[Prompt] | None:
+    def prompts(self, batch: Batch) -> list[RowPrompt] | None:
         return self.network.decoder.prompts(batch) if self.sequence_group is None else None
 
     def outputs(self, host_batch: Batch, device_batch: Batch) -> TokenOutputs:

@@ -12,7 +12,7 @@ from rloom.algos.aggregate import Counts
 from rloom.algos.objectives import Metrics, Objective, Shares
 from rloom.batch import Batch, TokenOutputs, TrainBatch, token_indices
 from rloom.models.network import LossFn
-from rloom.packing import MicroBatching, Prompt
+from rloom.packing import MicroBatching, RowPrompt
 
 B = TypeVar("B", bound=Batch)
 
@@ -57,7 +57,7 @@ def split_batch(
     batch: B,
     batching: MicroBatching,
     device: torch.device,
-    prompts: Sequence[Prompt] | None = None,  # of each sample, iff the model computes equal ones once
+    prompts: Sequence[RowPrompt] | None = None,  # of each sample, iff the model computes equal ones once
 ) -> MicroBatches[B]:
     lengths = batch.length_N.tolist()
     groups = batching.cut(lengths, prompts)

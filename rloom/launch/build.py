@@ -23,7 +23,8 @@ from rloom.config.correction_checks import ratio_settings
 from rloom.config.derived import Needs, brings_own_algorithm, loss_mode
 from rloom.config.from_checkpoint import config_text, load_saved, run_directory_of, saved_root
 from rloom.config.load import expand
-from rloom.config.schema import Checkpoint, Config, Optim, SftConfig
+from rloom.config.schema import Config, Optim, SftConfig
+from rloom.config.sections import Checkpoint
 from rloom.data.stream import PromptStream
 from rloom.episodes.runner import EpisodeRunner
 from rloom.errors import CheckpointError, ConfigError

@@ -91,6 +91,7 @@ def policy_network(config: Config, *, empty: bool = False) -> PolicyNetwork:
         temperature=config.actor_rollout_ref.rollout.temperature,
         checkpointing=model.enable_gradient_checkpointing if checkpointing is None else checkpointing,
         empty=empty,
+        shares_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
         replays_routing=config.replays_routing,
     )
 
@@ -102,6 +103,7 @@ def causal_network(
     temperature: float,
     checkpointing: bool,
     empty: bool = False,
+    shares_prompts: bool = False,
     replays_routing: bool = False,
 ) -> PolicyNetwork:
     lora = (
@@ -115,6 +117,7 @@ def causal_network(
         packed=layout.packed,
         temperature=temperature,
         chunked=model.use_fused_kernels,
+        shares_prompts=shares_prompts,
         replays_routing=replays_routing,
     )
     if checkpointing:
@@ -179,6 +182,7 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
             temperature=config.actor_rollout_ref.rollout.temperature,
             checkpointing=False,
             empty=empty or reads_own_part(actor, ranks),
+            shares_prompts=actor.use_prefix_grouper,
         ),
         Placement(where.device, where.dtype, offload_parameters=offloads_reference(config)),
         actor_ranks(config, ranks),
@@ -190,7 +194,11 @@ def reference_engine(config: Config, *, ranks: int = 1, empty: bool = False) -> 
 def critic_network(config: Config, *, empty: bool = False) -> ValueNetwork:
     critic, source = config.critic, critic_source(config)
     layout = family_of(source).layout(packed=critic.model.use_remove_padding)
-    network = ValueNetwork(load_causal_lm(source, empty=empty, attention=layout.attention), packed=layout.packed)
+    network = ValueNetwork(
+        load_causal_lm(source, empty=empty, attention=layout.attention),
+        packed=layout.packed,
+        shares_prompts=config.actor_rollout_ref.actor.use_prefix_grouper,
+    )
     checkpointing = critic.model.fsdp_config.gradient_checkpointing
     if critic.model.enable_gradient_checkpointing if checkpointing is None else checkpointing:
         network.decoder.enable_checkpointing()

@@ -32,7 +32,7 @@ from rloom.models.routing import (
     routed,
 )
 from rloom.models.shared_prompts import SharedPromptAttention, SharedPrompts, shareable_prompts
-from rloom.packing import Prompt
+from rloom.packing import RowPrompt
 from rloom.transfer import send
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,12 @@ class Decoder:
     with layers that carry a state from token to token (state-space layers, linear attention, convolutions).
     """
 
-    def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool) -> None:
+    def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool, shares_prompts: bool = False) -> None:
         self.model = model
         self.base: PreTrainedModel = model.get_base_model() if isinstance(model, PeftModel) else model
         self.body = body_of(self.base)
         self.packed = packed
+        self.shares_prompts = shares_prompts and packed
         self.routing_shape: RoutingShape | None = None  # iff `install_replay` was called
         self.layers: list[nn.Module] = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
 
@@ -130,12 +131,12 @@ class Decoder:
         assert self.routing_shape is not None  # `install_replay` comes before the first pass
         return RoutingReplay(experts_TMK, self.routing_shape)
 
-    def prompts(self, host_batch: Batch) -> list[Prompt] | None:
+    def prompts(self, host_batch: Batch) -> list[RowPrompt] | None:
         """Those that `hidden` can compute once for several samples. None: it computes every token.
 
         The rollout's routing, which is replayed, may differ between samples with the same prompt.
         """
-        return shareable_prompts(host_batch) if self.packed and host_batch.experts_TMK is None else None
+        return shareable_prompts(host_batch) if self.shares_prompts and host_batch.experts_TMK is None else None
 
     def shared_prompts(self, host_batch: Batch) -> SharedPrompts | None:
         prompts = self.prompts(host_batch)

@@ -103,8 +103,8 @@ class Network(Protocol):
 class DecoderNetwork:
     """What the policy and the critic share: a decoder below their heads."""
 
-    def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool) -> None:
-        self.decoder = Decoder(model, packed=packed)
+    def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool, shares_prompts: bool = False) -> None:
+        self.decoder = Decoder(model, packed=packed, shares_prompts=shares_prompts)
 
     @property
     def module(self) -> nn.Module:
@@ -132,9 +132,10 @@ class PolicyNetwork(DecoderNetwork):
         packed: bool,
         temperature: float = 1.0,
         chunked: bool = True,
+        shares_prompts: bool = False,
         replays_routing: bool = False,  # passes are given the experts that the rollout's routers chose
     ) -> None:
-        super().__init__(model, packed=packed)
+        super().__init__(model, packed=packed, shares_prompts=shares_prompts)
         if replays_routing:
             self.decoder.install_replay()
         self.temperature = temperature
@@ -283,8 +284,8 @@ class PolicyNetwork(DecoderNetwork):
 class ValueNetwork(DecoderNetwork):
     """The policy's architecture with a scalar head: the return expected from the state before each token."""
 
-    def __init__(self, model: PreTrainedModel, *, packed: bool) -> None:
-        super().__init__(model, packed=packed)
+    def __init__(self, model: PreTrainedModel, *, packed: bool, shares_prompts: bool = False) -> None:
+        super().__init__(model, packed=packed, shares_prompts=shares_prompts)
         size = self.decoder.base.get_input_embeddings().weight.shape[1]
         head = nn.Linear(size, 1, bias=False)
         nn.init.zeros_(head.weight)  # all values are 0 before the first update

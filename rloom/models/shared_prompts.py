@@ -19,20 +19,20 @@ from torch import Tensor
 
 from rloom.batch import Batch, token_ends
 from rloom.models.attention import AttentionOptions, PackedAttention, has_varlen_kernel
-from rloom.packing import Prompt
+from rloom.packing import RowPrompt
 from rloom.transfer import send
 
 LEAST_SAVED = 1 / 32  # of the tokens: below it, repeating keys and values costs what is saved
 NUMBERS_AT_ONCE = 2**26  # of gradients that are summed
 
 
-def shareable_prompts(batch: Batch) -> list[Prompt] | None:
+def shareable_prompts(batch: Batch) -> list[RowPrompt] | None:
     """The tokens before the first sampled one, of each sample. None: too few of them are equal to save time."""
     tokens, mask = batch.tokens_T.numpy(), batch.mask_T.numpy()
     prompts = []
     for start, stop in pairwise(token_ends(batch.length_N)):
         before = int(mask[start:stop].argmax()) if mask[start:stop].any() else stop - start - 1
-        prompts.append(Prompt(tokens[start : start + before].tobytes(), before))
+        prompts.append(RowPrompt(tokens[start : start + before].tobytes(), before))
     saved = sum(prompt.tokens for prompt in prompts) - sum({p.key: p.tokens for p in prompts}.values())
     return prompts if saved >= LEAST_SAVED * len(tokens) else None
 
@@ -49,7 +49,7 @@ class SharedPrompts:
     repeats_PR: Tensor  # the indices among all tokens of those that repeat them; -1 where there are fewer
 
     @classmethod
-    def of(cls, length_N: Tensor, prompts: Sequence[Prompt]) -> Self:
+    def of(cls, length_N: Tensor, prompts: Sequence[RowPrompt]) -> Self:
         """All tensors on the host. The first sample with a prompt computes it."""
         ends = token_ends(length_N)
         first: dict[Hashable, int] = {}  # its row

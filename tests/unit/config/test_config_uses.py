@@ -26,6 +26,7 @@ REF, MODEL = "actor_rollout_ref.ref", "actor_rollout_ref.model"
 CORRECTION = "algorithm.rollout_correction"
 RLOO = f"{ALGORITHM}.adv_estimator=rloo {ROLLOUT}.n=2"
 FILES = "data.train_files=a.parquet"  # of the user's own: without data.val_files no validation
+TWO = "trainer.n_gpus_per_node=2"
 STEP = f"{ACTOR}.ppo_mini_batch_size=1024"  # one update a step
 
 
@@ -95,6 +96,9 @@ NOTICES = {
     "trainer.max_restarts=1": "one worker is in the process of the loop",
     "ray_kwargs.ray_init={num_cpus:4}": "one machine needs no Ray",
     f"{MODEL}.lora_adapter_path=a {MODEL}.lora_rank=8": "defines it",
+    f"{MODEL}.use_remove_padding=False {ACTOR}.use_prefix_grouper=True": "padded samples compute their own prompts",
+    f"{TWO} {ACTOR}.strategy=megatron {ACTOR}.use_prefix_grouper=True": "Megatron engine computes the prompt of each",
+    f"{TWO} {ACTOR}.ulysses_sequence_parallel_size=2 {ACTOR}.use_prefix_grouper=True": "ranks that share each sequence",
 }
 
 

@@ -36,7 +36,7 @@ def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PolicyNet
     config = FAMILIES["qwen2"]()
     config.num_hidden_layers, config.layer_types = 5, ["full_attention"] * 5
     folder = save_model(tmp_path, config)
-    plain, compiled = policy(folder), policy(folder)
+    plain, compiled = policy(folder), policy(folder, shares_prompts=True)
     torch._dynamo.reset()
     counters.clear()
     for layer in compiled.decoder.layers:

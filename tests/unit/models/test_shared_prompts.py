@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from rloom.batch import TrainBatch
+from rloom.engines.local import LocalEngine
 from rloom.engines.micro_batches import split_batch
+from rloom.launch.models import critic_network, policy_network, reference_engine
 from rloom.models.load import load_causal_lm
 from rloom.models.network import ValueNetwork
 from rloom.models.shared_prompts import SharedPrompts, repeat_prompts, shareable_prompts
 from rloom.models.source import ModelSource
-from rloom.packing import MicroBatching, Prompt, rows_together
-from tests.helpers import CPU, FAMILIES, a_batch, policy
+from rloom.packing import MicroBatching, RowPrompt, rows_together
+from tests.helpers import CPU, FAMILIES, a_batch, configured, policy
 
 
 def with_equal_prompts(batch: TrainBatch) -> TrainBatch:
@@ -87,7 +89,7 @@ def test_the_gradient_of_a_repeated_value_is_the_sum_over_its_copies() -> None:
 
 def test_copies_are_added_in_float32() -> None:
     # 256 + 8 × 1: in bfloat16, whose neighbours of 256 are 255 and 258, adding one at a time stays at 256
-    samples, prompt = 9, Prompt(b"", 1)
+    samples, prompt = 9, RowPrompt(b"", 1)
     shared = SharedPrompts.of(torch.tensor([2] * samples), [prompt] * samples)
     value_SX = torch.zeros(10, 1, dtype=torch.bfloat16, requires_grad=True)
     weights = torch.ones(18, 1, dtype=torch.bfloat16)
@@ -107,7 +109,7 @@ def test_outputs_and_gradients_are_those_of_samples_that_compute_their_own_promp
     family: str, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = with_equal_prompts(a_batch())
-    network = policy(model_folder(family))
+    network = policy(model_folder(family), shares_prompts=True)
     if not network.decoder.packed:
         pytest.skip("samples of this family are not packed")
     weight_T = torch.randn(len(batch.tokens_T), generator=torch.Generator().manual_seed(3))
@@ -127,7 +129,7 @@ def test_outputs_and_gradients_are_those_of_samples_that_compute_their_own_promp
 
 def test_values_too(model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     batch = with_equal_prompts(a_batch())
-    network = ValueNetwork(load_causal_lm(ModelSource(str(model_folder("qwen2")))), packed=True)
+    network = ValueNetwork(load_causal_lm(ModelSource(str(model_folder("qwen2")))), packed=True, shares_prompts=True)
     nn.init.normal_(network.decoder.base.get_output_embeddings().weight)
     found = network.token_outputs(batch, batch).output_T
     monkeypatch.setattr(type(network.decoder), "prompts", lambda self, host_batch: None)
@@ -135,7 +137,7 @@ def test_values_too(model_folder: Callable[[str], Path], monkeypatch: pytest.Mon
 
 
 def test_a_layer_computes_a_prompt_once(model_folder: Callable[[str], Path]) -> None:
-    batch, network = with_equal_prompts(a_batch()), policy(model_folder("qwen2"))
+    batch, network = with_equal_prompts(a_batch()), policy(model_folder("qwen2"), shares_prompts=True)
     seen: list[int] = []
     network.decoder.layers[0].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].shape[1]))
     network.token_outputs(batch, batch)
@@ -143,16 +145,33 @@ def test_a_layer_computes_a_prompt_once(model_folder: Callable[[str], Path]) -> 
 
 
 def test_the_reference_of_a_full_kl_shares_prompts_too(model_folder: Callable[[str], Path]) -> None:
-    batch, network = with_equal_prompts(a_batch()), policy(model_folder("qwen2"))
+    batch, network = with_equal_prompts(a_batch()), policy(model_folder("qwen2"), shares_prompts=True)
     outputs = network.token_outputs(batch, batch, reference=network.as_reference())
     assert outputs.kl_T is not None
     torch.testing.assert_close(outputs.kl_T, torch.zeros(len(batch.tokens_T)), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_one_key_is_for_actor_reference_and_critic(shared: bool) -> None:
+    lengths = ("data.max_prompt_length=64", "data.max_response_length=64")
+    config = configured(f"actor_rollout_ref.actor.use_prefix_grouper={shared}", *lengths)
+    reference = reference_engine(config)
+    assert isinstance(reference, LocalEngine)
+    networks = [policy_network(config), reference.network, critic_network(config)]
+    assert [network.decoder.shares_prompts for network in networks] == [shared] * 3
+
+
 def test_answers_to_one_prompt_go_into_one_micro_batch() -> None:
     # a prompt of 4 with answers of 2, 3 and 1 tokens: 4 + 6 = 10; a prompt of 3 with answers of 2 and 2: 7; 5 alone
     lengths = [6, 5, 7, 5, 5, 5]
-    prompts = [Prompt("a", 4), Prompt("b", 3), Prompt("a", 4), Prompt("b", 3), Prompt("a", 4), Prompt("c", 1)]
+    prompts = [
+        RowPrompt("a", 4),
+        RowPrompt("b", 3),
+        RowPrompt("a", 4),
+        RowPrompt("b", 3),
+        RowPrompt("a", 4),
+        RowPrompt("c", 1),
+    ]
     assert [(rows.numbers, rows.tokens) for rows in rows_together(lengths, prompts, 11)] == [
         ([0, 2, 4], 10),
         ([1, 3], 7),
