@@ -75,7 +75,7 @@ def random_batch(shape: Shape, samples: int, prompt_tokens: int, new_tokens: int
 def network_and_settings(given: argparse.Namespace) -> tuple[Network, Placement, dict[str, Any]]:
     device, dtype = pick_device()
     network = random_network(SHAPES[given.shape], device, torch.float32)  # as weights are loaded: the masters
-    network.decoder.shares_prompts = given.use_prefix_grouper
+    network.decoder.shares_prompts = not given.own_prompts
     if given.checkpointing:
         network.decoder.enable_checkpointing()
     budget = MicroBatching(tokens=given.tokens_per_pass)
@@ -245,7 +245,7 @@ def parse() -> argparse.Namespace:
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens_per_pass", type=int, default=32768, help="budget of a micro-batch (%(default)s)")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
-    parser.add_argument("--use_prefix_grouper", action="store_true", help="compute equal prompts of a pass once")
+    parser.add_argument("--own_prompts", action="store_true", help="compute the prompt of each sample")
 
 
 def main() -> None:

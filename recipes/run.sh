@@ -54,7 +54,7 @@ grpo_keys=(
     actor_rollout_ref.rollout.n=8
     actor_rollout_ref.actor.skip_zero_advantages=True  # groups with equal scores have no gradient
 )
-# Four answers to each of 128 prompts, and four updates of the critic in a step.
+# Four answers to each of 128 prompts, which a pass computes once, and four updates of the critic in a step.
 ppo_keys=(
     algorithm.adv_estimator=gae
     algorithm.gamma=1.0

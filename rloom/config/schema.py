@@ -202,7 +202,7 @@ class Actor(PassSection):
         same_run=True,
     )
     use_prefix_grouper: bool = key(
-        False,
+        True,
         "Compute a prompt that several samples of a pass begin with once; also in the reference and the critic.",
         same_run=True,
     )
