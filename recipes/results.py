@@ -105,10 +105,10 @@ def table_rows(key: Key, runs: Sequence[Run]) -> Iterator[list[str]]:
     recipe, model, algorithm, steps = key
     commands = [run.seconds for run in runs if run.seconds is not None]
     step_s = median(seconds for run in runs for seconds in run.curve("timing_s/step").values())
-    for source in runs[0].accuracies:
-        curves = [run.accuracies[source] for run in runs]
+    for source in dict.fromkeys(source for run in runs for source in run.accuracies):
+        curves = [run.accuracies[source] for run in runs if source in run.accuracies]
         first, last = ([curve[end(curve)] for curve in curves] for end in (min, max))
-        problems = runs[0].sizes[source]
+        problems = max(run.sizes[source] for run in runs)
         yield [
             recipe,
             model,

@@ -5,7 +5,7 @@ model=${1:?$usage}
 shift
 algorithm=grpo
 case ${1:-} in grpo | ppo) algorithm=$1 && shift ;; esac
-recipe=$(basename "$(dirname "${BASH_SOURCE[1]}")")
+recipe=$(basename "$(cd "$(dirname "${BASH_SOURCE[1]}")" && pwd)")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 out=${OUT:-checkpoints/$recipe/$(basename "$model")-$algorithm}
 PATH=$root/.venv/bin:$PATH  # the environment that `make setup` made, where there is one
@@ -75,5 +75,6 @@ ppo_keys=(
 train() {
     local -n own=${algorithm}_keys
     "$python" -m rloom.trainer.main_ppo "${keys[@]}" "${own[@]}" "$@"
+    mkdir -p "$out"  # the run may have another directory
     echo "$SECONDS" > "$out/seconds.txt"
 }

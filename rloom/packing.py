@@ -19,7 +19,7 @@ class Rows(NamedTuple):
     """Rows that go into one micro-batch together."""
 
     numbers: list[int]
-    tokens: int  # to compute: a prompt that they share counts once
+    tokens: int
     longest: int
 
 
@@ -31,8 +31,8 @@ class MicroBatching:
     tokens: int | None = None
 
     def cut(self, lengths: Sequence[int], prompts: Sequence[RowPrompt] | None = None) -> list[list[int]]:
-        """Rows of each micro-batch. Every row is in exactly one. `prompts`: by tokens, rows that share one go together,
-        and the budget counts it once."""
+        """Rows of each micro-batch. Every row is in exactly one. `prompts`: by tokens, rows that share one go together.
+        The budget counts it for each: keys, values and hidden states of all tokens are kept."""
         if self.samples is not None:
             rows = list(range(len(lengths)))
             return [rows[i : i + self.samples] for i in range(0, len(rows), self.samples)]
@@ -49,7 +49,7 @@ def rows_together(lengths: Sequence[int], prompts: Sequence[RowPrompt] | None, b
     for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
         place = open_rows.get(prompt.key, -1)
         if place >= 0:
-            one, tokens = found[place], found[place].tokens + length - prompt.tokens
+            one, tokens = found[place], found[place].tokens + length
             longest = max(one.longest, length)
             if tokens <= budget and (len(one.numbers) + 1) * longest <= 2 * budget:
                 found[place] = Rows([*one.numbers, row], tokens, longest)

@@ -17,7 +17,7 @@ from rloom.config.base import ACTOR, CRITIC, REF, ROLLOUT, PassSection, Switch
 from rloom.config.derived import Needs, measures_mismatch, needs_old_logprobs
 from rloom.config.keys import Key, all_keys, value_at
 from rloom.config.reward_sections import ClassifierKeys
-from rloom.config.schema import Config, PolicyLossSection
+from rloom.config.schema import Actor, Config, Critic, PolicyLossSection
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.kinds import AGENT, ENABLE_KEY, ENVIRONMENT_KEY, OWN_KEY, EpisodeKind, episode_kind
 from rloom.episodes.kinds import KINDS as EPISODES
@@ -43,6 +43,24 @@ class RunFacts:
         return measures_mismatch(self.config)
 
     @property
+    def shares_prompts(self) -> bool:
+        """Whether some model can compute a prompt once for several samples."""
+        roles, critic = self.config.actor_rollout_ref, self.config.critic
+        actor = (
+            self.computes_all_routes
+            and roles.model.use_remove_padding
+            and not divided(roles.actor, self.config.actor_workers)
+        )
+        if not self.needs.estimator.needs_critic:
+            return actor
+        return actor or (critic.model.use_remove_padding and not divided(critic, self.critic_workers))
+
+    @property
+    def computes_all_routes(self) -> bool:
+        """Not with the rollout's experts; the reference uses its own."""
+        return self.config.uses_reference or not self.config.replays_routing
+
+    @property
     def critic_workers(self) -> int:
         return self.config.workers_of("critic")
 
@@ -62,6 +80,11 @@ class RunFacts:
     @property
     def experiment_name_in_directory(self) -> bool:
         return self.config.trainer.experiment_name in self.config.trainer.default_local_dir
+
+
+def divided(role: Actor | Critic, workers: int) -> bool:
+    """Whether workers divide each sequence or the model."""
+    return workers > 1 and (role.kind.model_parallel or role.ulysses_sequence_parallel_size > 1)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class SharedPrompts:
         computed_S = np.concatenate(computed)
         source_T = np.empty(ends[-1], np.int64)
         source_T[computed_S] = np.arange(len(computed_S))
-        most = max(map(len, further.values()), default=0)
+        most = max(2, *map(len, further.values()))  # compiled code has a version of its own for a size of 1
         repeated_P, repeats_PR = [], []
         for row, rows in further.items():
             tokens = np.arange(prompts[row].tokens)
@@ -125,7 +125,7 @@ class SharedPromptAttention(PackedAttention):
 def repeat_prompts(
     value_SX: Tensor, computed_S: Tensor, source_T: Tensor, repeated_P: Tensor, repeats_PR: Tensor
 ) -> Tensor:
-    return value_SX[source_T]
+    return value_SX[source_T].contiguous()  # as declared below: indexing may keep another order
 
 
 @repeat_prompts.register_fake
@@ -135,7 +135,7 @@ def _(value_SX: Tensor, computed_S: Tensor, source_T: Tensor, repeated_P: Tensor
 
 @torch.library.custom_op("rloom::sum_repeats", mutates_args=())
 def sum_repeats(gradient_TX: Tensor, computed_S: Tensor, repeated_P: Tensor, repeats_PR: Tensor) -> Tensor:
-    gradient_SX = gradient_TX[computed_S]
+    gradient_SX = gradient_TX[computed_S].contiguous()
     sums = torch.promote_types(gradient_TX.dtype, torch.float32)
     rows = max(1, NUMBERS_AT_ONCE // max(1, repeats_PR.shape[1] * gradient_TX[0].numel()))
     for index_P, others_PR in zip(repeated_P.split(rows), repeats_PR.split(rows), strict=True):

@@ -96,9 +96,10 @@ NOTICES = {
     "trainer.max_restarts=1": "one worker is in the process of the loop",
     "ray_kwargs.ray_init={num_cpus:4}": "one machine needs no Ray",
     f"{MODEL}.lora_adapter_path=a {MODEL}.lora_rank=8": "defines it",
-    f"{MODEL}.use_remove_padding=False {ACTOR}.use_prefix_grouper=True": "padded samples compute their own prompts",
-    f"{TWO} {ACTOR}.strategy=megatron {ACTOR}.use_prefix_grouper=True": "Megatron engine computes the prompt of each",
-    f"{TWO} {ACTOR}.ulysses_sequence_parallel_size=2 {ACTOR}.use_prefix_grouper=True": "ranks that share each sequence",
+    f"{RLOO} {MODEL}.use_remove_padding=False {ACTOR}.use_prefix_grouper=True": "each sample computes its own prompt",
+    f"{RLOO} {TWO} {ACTOR}.strategy=megatron {ACTOR}.use_prefix_grouper=True": "ranks share each sequence or divide",
+    f"{RLOO} {TWO} {ACTOR}.ulysses_sequence_parallel_size=2 {ACTOR}.use_prefix_grouper=True": "ranks share each",
+    f"{RLOO} {ACTOR}.router_replay.mode=R3 {ACTOR}.use_prefix_grouper=True": "the rollout's experts are replayed",
 }
 
 

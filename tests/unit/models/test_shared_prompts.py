@@ -162,29 +162,25 @@ def test_one_key_is_for_actor_reference_and_critic(shared: bool) -> None:
 
 
 def test_answers_to_one_prompt_go_into_one_micro_batch() -> None:
-    # a prompt of 4 with answers of 2, 3 and 1 tokens: 4 + 6 = 10; a prompt of 3 with answers of 2 and 2: 7; 5 alone
+    # three samples of "a" have 18 tokens, two of "b" 10, and "c" has 5; the budget counts a prompt for each
     lengths = [6, 5, 7, 5, 5, 5]
-    prompts = [
-        RowPrompt("a", 4),
-        RowPrompt("b", 3),
-        RowPrompt("a", 4),
-        RowPrompt("b", 3),
-        RowPrompt("a", 4),
-        RowPrompt("c", 1),
-    ]
-    assert [(rows.numbers, rows.tokens) for rows in rows_together(lengths, prompts, 11)] == [
-        ([0, 2, 4], 10),
-        ([1, 3], 7),
+    prompts = [RowPrompt(key, tokens) for key, tokens in zip("ababac", (4, 3, 4, 3, 4, 1), strict=True)]
+    assert [(rows.numbers, rows.tokens) for rows in rows_together(lengths, prompts, 18)] == [
+        ([0, 2, 4], 18),
+        ([1, 3], 10),
         ([5], 5),
     ]
-    assert MicroBatching(tokens=12).cut(lengths, prompts) == [[0, 2, 4], [1, 3, 5]]
-    # six tokens of budget: two answers to "b" are 7 tokens, so each of its samples is alone
+    assert MicroBatching(tokens=20).cut(lengths, prompts) == [[0, 2, 4], [1, 3, 5]]
+    # 13 tokens of budget: the third sample of "a" begins another micro-batch
+    assert [rows.numbers for rows in rows_together(lengths, prompts, 13)] == [[0, 2], [1, 3], [4], [5]]
+    # 6 tokens: each is alone, also the one that is longer
     assert [rows.numbers for rows in rows_together(lengths, prompts, 6)] == [[0], [1], [2], [3], [4], [5]]
     assert MicroBatching(samples=4).cut(lengths, prompts) == [[0, 1, 2, 3], [4, 5]]
 
 
-def test_a_batch_is_cut_by_the_tokens_that_are_computed() -> None:
-    batch = with_equal_prompts(a_batch())  # 9 + 12 + 6 + 15 + 8 + 17 + 12 + 9 = 88 tokens, 74 of them computed
+def test_a_batch_is_cut_into_whole_groups() -> None:
+    batch = with_equal_prompts(a_batch())  # pairs of 21, 21, 25 and 21 tokens
     prompts = shareable_prompts(batch)
-    assert len(split_batch(batch, MicroBatching(tokens=74), CPU.device, prompts)) == 1
-    assert len(split_batch(batch, MicroBatching(tokens=74), CPU.device)) == 2
+    micro_batches = split_batch(batch, MicroBatching(tokens=46), CPU.device, prompts)
+    assert [micro_batches.tokens, micro_batches.samples] == [[46, 42], [4, 4]]
+    assert [len(set(one.group_N.tolist())) for one, _ in micro_batches] == [2, 2]
