@@ -58,8 +58,9 @@ def sample_in_torch(logits_PV: Tensor, source_B: Tensor, slot_B: Tensor, slots: 
         slots.done[slot] = int(bool(slots.stopped[slot]) or written + 1 >= int(slots.limit[slot]))
 
 
-@pytest.fixture
-def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def replace_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torch in their place."""
+
     def sample(logits_PV: Tensor, source_B: Tensor, slot_B: Tensor, slots: Slots) -> None:
         inverse, greedy = slots.settings[:2].tolist()
         temperature = 0.0 if greedy else 1 / inverse
@@ -67,6 +68,11 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("rloom.rollout.native.kernels.attend.attend_to_slots", attend_in_torch)
     monkeypatch.setattr("rloom.rollout.native.graph_decoder.sample_and_record", sample)
+
+
+@pytest.fixture
+def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_kernels(monkeypatch)
     monkeypatch.setattr("rloom.rollout.native.graph_decoder.batch_of", lambda rows: rows + 1)
     monkeypatch.setattr(graph_session, "STEPS", 3)
 

@@ -89,7 +89,7 @@ def test_a_replay_computes_what_the_run_did_bit_for_bit(
     assert not (tmp_path / "refused").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("time_limit")
 def test_a_replay_of_two_generating_workers_computes_what_they_did_bit_for_bit(tmp_path: Path) -> None:
     """With a validation. Answers are sent to whichever worker has room, and are interrupted by each weight sync."""

@@ -7,8 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ from tests.sandbox_programs import ENDLESS, LIMITS, PROGRAMS, ROOT, SECRET
 NOBODY = 65_534
 SYSTEM_PYTHON = "/usr/bin/python3"
 EXPECTED = {**PROGRAMS, **ENDLESS, "after": ("", r"^$")}
-CASES = (
-    ("this user", "required"),
-    ("another user", "required"),
-    ("this user", "none"),
-    ("root with a readable interpreter", "none"),
-    ("another user", "none"),
-)
-Started = Callable[[str, str], dict[str, dict[str, Any]]]
 
 
 def namespaces_work() -> bool:
@@ -72,14 +63,6 @@ def outcomes(who: str, isolation: str) -> dict[str, dict[str, Any]]:
     return {line["title"]: line for line in lines}
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[Started]:
-    """All users and kinds of isolation at once: their programs mostly wait for time limits."""
-    with ThreadPoolExecutor(len(CASES)) as pool:
-        futures = {case: pool.submit(outcomes, *case) for case in CASES}
-        yield lambda who, isolation: futures[who, isolation].result()
-
-
 def check(found: dict[str, dict[str, Any]]) -> None:
     assert found.keys() == {*EXPECTED, "sandbox"}
     for title, (_, reason) in EXPECTED.items():
@@ -92,10 +75,10 @@ def check(found: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("who", ["this user", pytest.param("another user", marks=pytest.mark.slow)])
-def test_with_namespaces_every_hostile_program_is_contained(who: str, started: Started) -> None:
+def test_with_namespaces_every_hostile_program_is_contained(who: str) -> None:
     if not namespaces_work():
         pytest.skip("this machine has no unprivileged namespaces")
-    found = started(who, "required")
+    found = outcomes(who, "required")
     check(found)
     assert found["sandbox"]["fork"] is True
 
@@ -104,14 +87,14 @@ def test_with_namespaces_every_hostile_program_is_contained(who: str, started: S
     "who",
     [
         "this user",
-        pytest.param("root with a readable interpreter", marks=pytest.mark.slow),
-        pytest.param("another user", marks=pytest.mark.slow),
+        pytest.param("root with a readable interpreter", marks=pytest.mark.long),
+        pytest.param("another user", marks=pytest.mark.long),
     ],
 )
-def test_without_namespaces_every_hostile_program_is_contained(who: str, started: Started) -> None:
+def test_without_namespaces_every_hostile_program_is_contained(who: str) -> None:
     if not has_landlock_and_seccomp():
         pytest.skip("this kernel has no Landlock or no seccomp")
-    found = started(who, "none")
+    found = outcomes(who, "none")
     check(found)
     if who == "root with a readable interpreter":
         assert 60_706 <= found["sandbox"]["uid"] <= 61_183

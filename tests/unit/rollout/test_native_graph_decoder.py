@@ -21,6 +21,7 @@ from rloom.rollout.native.engine import NativeRollout
 from tests.families import tiny_model
 from tests.helpers import engine_of, policy
 from tests.interruptions import in_phases
+from tests.paged_engine import replace_kernels
 from tests.requests import ask, sampled
 
 pytestmark = [
@@ -47,6 +48,13 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_batches(monkeypatch: pytest.MonkeyPatch, few_programs: None) -> None:
     """One row beyond the sequences, not five."""
     monkeypatch.setattr("rloom.rollout.native.graph_decoder.batch_of", lambda rows: rows + 1)
+
+
+@pytest.fixture
+def quick_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a CUDA device plain torch in place of the interpreter, where not the kernels are tested."""
+    if DEVICE.type == "cpu":
+        replace_kernels(monkeypatch)
 
 
 @pytest.fixture
@@ -137,7 +145,7 @@ def test_drawn_answers_are_those_of_plain_torch(
 
 
 def test_an_abandoned_generation_leaves_the_engine_usable(
-    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+    small_batches: None, quick_kernels: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
 ) -> None:
     monkeypatch.setattr(graph_session, "STEPS", 1)
     rollout = rollout_of(network)
@@ -152,7 +160,7 @@ def test_an_abandoned_generation_leaves_the_engine_usable(
 
 
 def test_the_tokens_so_far_are_the_beginning_of_the_answer(
-    small_batches: None, network: PolicyNetwork, monkeypatch: pytest.MonkeyPatch
+    small_batches: None, quick_kernels: None, network: PolicyNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph_session, "STEPS", 1)
     rollout = rollout_of(network)
@@ -166,7 +174,7 @@ def test_the_tokens_so_far_are_the_beginning_of_the_answer(
 
 
 def test_an_interrupted_answer_goes_on_as_if_it_had_not_been(
-    small_batches: None, network: PolicyNetwork, monkeypatch: pytest.MonkeyPatch
+    small_batches: None, quick_kernels: None, network: PolicyNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two steps in flight when it is interrupted: they are waited for."""
     monkeypatch.setattr(graph_session, "STEPS", 1)
@@ -176,7 +184,9 @@ def test_an_interrupted_answer_goes_on_as_if_it_had_not_been(
     assert_same(found, by_torch(network, requests, LUCKY))
 
 
-def test_the_cache_grows_with_what_is_asked_for_and_stays(small_batches: None, network: PolicyNetwork) -> None:
+def test_the_cache_grows_with_what_is_asked_for_and_stays(
+    small_batches: None, quick_kernels: None, network: PolicyNetwork
+) -> None:
     rollout = rollout_of(network)
     few, many = asked(R), asked(P, Q)
     short, long = replace(LUCKY, max_new_tokens=2), replace(LUCKY, max_new_tokens=4)
@@ -203,7 +213,7 @@ def test_a_cache_too_small_for_one_sequence_is_not_kept(
 
 
 def test_a_cache_that_holds_one_sequence_serves_all_of_them_in_turn(
-    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+    small_batches: None, quick_kernels: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
 ) -> None:
     rollout, sampling, requests = rollout_of(network), replace(LUCKY, max_new_tokens=3), asked(Q, P, Q)
     monkeypatch.setattr(rollout, "capacity", lambda longest: longest)
@@ -238,7 +248,7 @@ def test_weights_that_moved_are_found_again(network: PolicyNetwork) -> None:
 
 
 def test_a_cache_that_no_longer_fits_is_made_anew_as_large_as_there_is_room(
-    small_batches: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
+    small_batches: None, quick_kernels: None, monkeypatch: pytest.MonkeyPatch, network: PolicyNetwork
 ) -> None:
     """The optimizer's moments come with the first update, after the cache was sized."""
     rollout, few, sampling = rollout_of(network), asked(P, Q), replace(GREEDY, max_new_tokens=3)
