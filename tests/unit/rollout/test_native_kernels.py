@@ -428,7 +428,9 @@ def scan_in_parallel(values: np.ndarray, axis: int) -> np.ndarray:
     return sums
 
 
-def test_the_highest_luck_draws_a_token_of_the_vocabulary(small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_highest_uniform_numbers_draw_a_token_of_the_vocabulary(
+    small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parallel prefix sums also fall: behind the last token with a probability, and behind the vocabulary."""
     if DEVICE.type == "cpu":
         monkeypatch.setattr("triton.runtime.interpreter.np.cumsum", scan_in_parallel)
@@ -443,7 +445,7 @@ def test_the_highest_luck_draws_a_token_of_the_vocabulary(small_blocks: None, mo
     assert int(token_PB.max()) < 1100
     cumulative_PV = logits_PV.double().softmax(-1).cumsum(-1)
     reached_PB = cumulative_PV.gather(1, token_PB.long())
-    assert float(reached_PB.min()) > 1 - 1e-6  # as high as the luck, up to rounding
+    assert float(reached_PB.min()) > 1 - 1e-6  # as high as the uniform number, up to rounding
 
 
 # --- noting down
