@@ -46,19 +46,11 @@ class RunFacts:
     def shares_prompts(self) -> bool:
         """Whether some model can compute a prompt once for several samples."""
         roles, critic = self.config.actor_rollout_ref, self.config.critic
-        actor = (
-            self.computes_all_routes
-            and roles.model.use_remove_padding
-            and not divided(roles.actor, self.config.actor_workers)
-        )
+        replayed = self.config.replays_routing and not self.config.uses_reference  # which chooses its own experts
+        actor = not replayed and roles.model.use_remove_padding and not divided(roles.actor, self.config.actor_workers)
         if not self.needs.estimator.needs_critic:
             return actor
         return actor or (critic.model.use_remove_padding and not divided(critic, self.critic_workers))
-
-    @property
-    def computes_all_routes(self) -> bool:
-        """Not with the rollout's experts; the reference uses its own."""
-        return self.config.uses_reference or not self.config.replays_routing
 
     @property
     def critic_workers(self) -> int:
