@@ -22,7 +22,7 @@ prepare() {
 keys=(
     actor_rollout_ref.model.path="$model"
     actor_rollout_ref.model.enable_gradient_checkpointing=False
-    actor_rollout_ref.actor.optim.lr=1e-5
+    actor_rollout_ref.actor.optim.lr=4e-6
     actor_rollout_ref.actor.optim.lr_warmup_steps=5
     actor_rollout_ref.actor.optim.lr_scheduler_type=linear
     actor_rollout_ref.actor.optim.weight_decay=0.0

@@ -18,13 +18,13 @@ def results(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("results")
 
 
-def run_directory(folder: Path, seed: int, last: float) -> Path:
-    """Two steps of 3 s and 5 s, a test of 100 problems before and after."""
+def run_directory(folder: Path, seed: int, last: float, lr: float = 1e-6, tested: int = 2) -> Path:
+    """Two steps of 3 s and 5 s, a test of 100 problems before and, unless it was ended there, after them."""
     (folder / "answers").mkdir(parents=True)
     config = {
         "trainer": {"project_name": "gsm8k"},
         "algorithm": {"adv_estimator": "gae"},
-        "actor_rollout_ref": {"model": {"path": "/models/coder"}},
+        "actor_rollout_ref": {"model": {"path": "/models/coder"}, "actor": {"optim": {"lr": lr}}},
         "data": {"seed": seed},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -37,7 +37,7 @@ def run_directory(folder: Path, seed: int, last: float) -> Path:
             {"event": "step", "step": step, "metrics": {"timing_s/step": seconds, "critic/score/mean": 0.5}}
             for step, seconds in ((1, 3.0), (2, 5.0))
         ),
-        {"event": "validation", "step": 2, "metrics": {METRIC: last}, "measures": {}},
+        {"event": "validation", "step": tested, "metrics": {METRIC: last}, "measures": {}},
         {"event": "end", "status": "finished"},
     ]
     lines = [json.dumps({"time": 1.0 + number, **event}) for number, event in enumerate(events)]
@@ -54,6 +54,24 @@ def test_runs_of_several_seeds_share_a_row(results: Any, tmp_path: Path) -> None
     assert results.table(runs).splitlines()[2] == (
         "| gsm8k | coder | PPO | 1, 2 | 2 | GSM8K test (100) | 50.0 | 78.0, 82.0 (mean 80.0) | 4.0 | 6 min 9 s | 4.0 |"
     )
+
+
+def test_a_row_names_the_keys_in_which_runs_of_an_algorithm_differ(results: Any, tmp_path: Path) -> None:
+    given = [("a", 1, 0.78, 1e-6, 2), ("b", 1, 0.6, 1e-5, 2), ("c", 2, 0.82, 1e-6, 2), ("d", 1, 0.5, 1e-4, 1)]
+    runs = [results.Run(results.RunFolder(run_directory(tmp_path / name, *rest))) for name, *rest in given]
+    cells = [[cell.strip() for cell in line.split("|")] for line in results.table(runs).splitlines()[2:]]
+    assert [(row[3], row[4], row[8], row[9]) for row in cells] == [
+        ("PPO, lr=1e-06", "1, 2", "78.0, 82.0 (mean 80.0)", "4.0"),
+        ("PPO, lr=1e-05", "1", "60.0", "4.9"),  # sqrt(60 · 40 / 100)
+        ("PPO, lr=0.0001", "1", "–", "–"),  # its last test was in step 1 of 2
+    ]
+
+
+def test_a_setting_is_as_long_as_needed(results: Any, tmp_path: Path) -> None:
+    run = results.Run(results.RunFolder(run_directory(tmp_path / "run", 1, 0.5)))
+    keys = ["actor_rollout_ref.actor.optim.lr", "critic.optim.lr", "data.train_batch_size"]
+    assert results.setting(run, keys).startswith("actor.optim.lr=1e-06, critic.optim.lr=")
+    assert ", train_batch_size=" in results.setting(run, keys)
 
 
 def test_a_picture_is_drawn_for_each_recipe(results: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
