@@ -70,6 +70,13 @@ def test_a_recipe_passes_every_check_and_fits_one_gpu(script: str, algorithm: li
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+def test_a_smoke_run_of_a_recipe_ends_after_the_training(script: str, tmp_path: Path) -> None:
+    run(script, tmp_path, RLOOM_SMOKE="1")
+    assert (tmp_path / "out" / "keys").is_file()
+    assert not (tmp_path / "out" / "seconds.txt").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_keys_given_to_a_recipe_win(script: str, tmp_path: Path) -> None:
     own = ["data.seed=3", "trainer.total_training_steps=7", "actor_rollout_ref.actor.optim.lr=2e-6"]
     config = config_of(script, tmp_path, *own)
