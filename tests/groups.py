@@ -16,8 +16,8 @@ TOGETHER: Mapping[str, str] = {
     # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
     "e2e/test_ray": RAY,
     "e2e/test_nodes": RAY,
-    # ranks and workers are forked from a process that has imported torch and megatron-core, and the workers of runs from
-    # another: each takes more than ten seconds of a core to start, and is the child of one process of `make test`
+    # ranks and workers are forked from a process that has imported torch and megatron-core, the workers of runs from
+    # another one. Either takes more than ten seconds of a core to start, in each process of `make test` that needs it
     **dict.fromkeys(
         (
             *("unit/test_fsdp", "unit/test_fsdp_checkpoints", "unit/test_train_batch", "unit/test_ulysses"),
