@@ -30,8 +30,8 @@ SLOW_FIXTURES = {"rank_processes", "interpreted_kernels"}
 
 def pytest_configure(config: pytest.Config) -> None:
     """With `--numprocesses` the first process starts the others, which is sooner done without torch."""
-    gc.disable()  # until all is imported: what modules make stays, and would be looked at for each import
     if not config.getoption("numprocesses", None):
+        gc.disable()  # until all is imported: what modules make stays, and would be looked at again and again
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
