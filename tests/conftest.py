@@ -31,6 +31,7 @@ SLOW_FIXTURES = {"rank_processes", "interpreted_kernels"}
 def pytest_configure(config: pytest.Config) -> None:
     """With `--numprocesses` the first process starts the others, which is sooner done without torch."""
     if not config.getoption("numprocesses", None):
+        gc.disable()  # until all is imported: what modules make stays, and would be looked at again and again
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
@@ -45,6 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules and tests stay: the garbage collector need not look at them again and again
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

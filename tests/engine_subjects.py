@@ -24,7 +24,7 @@ from rloom.packing import MicroBatching
 from rloom.runtime.group import LocalGroup
 from rloom.training.learning_rate import LearningRateSchedule
 from rloom.training.roles import Learner, MiniBatching
-from tests.helpers import ADAMW, FLOAT32, Weights, float32_as
+from tests.helpers import ADAMW, FLOAT32, Weights, copied_model, float32_as
 
 WHOLE = MicroBatching(samples=8)
 OBJECTIVE = PolicyObjective("vanilla", LossSettings(), "token-mean", 0.01, 0.1, "low_var_kl")
@@ -40,8 +40,11 @@ class Subject:
 def network_of(
     folder: Path, *, packed: bool, checkpointing: bool, lora: Lora | None, critic: bool, empty: bool = False
 ) -> PolicyNetwork | ValueNetwork:
-    with float32_as(FLOAT32):  # safetensors finds the dtype of a file by its name in torch
-        model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
+    if lora is None and not empty:
+        model = copied_model(folder)
+    else:
+        with float32_as(FLOAT32):  # safetensors finds the dtype of a file by its name in torch
+            model = load_causal_lm(ModelSource(str(folder)), lora=lora, empty=empty)
     if lora is None:
         model.set_experts_implementation("eager")  # torch's grouped_mm has no float64
     make = ValueNetwork if critic else PolicyNetwork

@@ -16,23 +16,20 @@ TOGETHER: Mapping[str, str] = {
     # one Ray cluster at a time: each starts more processes than there are cores, and waits for them with time limits
     "e2e/test_ray": RAY,
     "e2e/test_nodes": RAY,
-    # one set of processes serves them all, from one process that has imported torch
+    # ranks and workers are forked from a process that has imported torch and megatron-core, the workers of runs from
+    # another one. Either takes more than ten seconds of a core to start, in each process of `make test` that needs it
     **dict.fromkeys(
         (
             *("unit/test_fsdp", "unit/test_fsdp_checkpoints", "unit/test_train_batch", "unit/test_ulysses"),
             *("unit/test_megatron", "unit/test_megatron_routing", "unit/test_megatron_weights"),
             *("unit/test_servers_client", "unit/test_servers_load", "unit/test_numbered"),
-        ),
-        "ranks",
-    ),
-    # workers are forked from one process that has imported torch
-    **dict.fromkeys(
-        (
+            *("unit/test_weight_sync", "unit/test_empty_copies"),
             *("e2e/test_workers", "e2e/test_megatron", "e2e/test_reward_model", "e2e/test_servers"),
             *("e2e/test_sft", "e2e/test_chat", "e2e/test_episodes", "e2e/test_episode_resume"),
             *("e2e/test_resume", "contract/test_worker_contract", "contract/test_group_contract"),
+            *("e2e/test_ahead", "e2e/test_separate"),
         ),
-        "workers",
+        "forked",
     ),
     # they read the same syntax trees
     **dict.fromkeys(
@@ -45,6 +42,8 @@ TOGETHER: Mapping[str, str] = {
     # one browser
     "browser/test_overview": "browser",
     "browser/test_answers": "browser",
+    "browser/test_episodes": "browser",
+    "browser/test_measures": "browser",
     "browser/test_safety_and_looks": "browser",
     "browser/test_versions": "browser",
 }

@@ -3,7 +3,9 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -119,6 +121,27 @@ def eager_model(folder: Path) -> PreTrainedModel:
 def policy(folder: Path, *, packed: bool = True, lora: Lora | None = None, **settings: Any) -> PolicyNetwork:
     """In float32: an engine casts weights, which have the dtype of their files."""
     network = PolicyNetwork(load_causal_lm(ModelSource(str(folder)), lora=lora), packed=packed, **settings)
+    network.cast(torch.float32)
+    return network
+
+
+@cache
+def read_model(folder: Path) -> PreTrainedModel:
+    with (
+        torch.random.fork_rng(devices=[]),
+        float32_as(FLOAT32),
+    ):  # safetensors finds a file's dtype by its name in torch
+        return load_causal_lm(ModelSource(str(folder)))
+
+
+def copied_model(folder: Path) -> PreTrainedModel:
+    """Of a folder that no test changes, as those of `model_folder`: reading it takes ten times as long as a copy."""
+    return deepcopy(read_model(folder))
+
+
+def copied_policy(folder: Path, **settings: Any) -> PolicyNetwork:
+    """As `policy`, of a folder that no test changes."""
+    network = PolicyNetwork(copied_model(folder), packed=True, **settings)
     network.cast(torch.float32)
     return network
 

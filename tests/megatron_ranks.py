@@ -1,9 +1,14 @@
-"""Megatron engines on the ranks of tests/ranks.py: what each rank runs, and how to look inside."""
+"""Megatron engines on the ranks of tests/ranks.py: what each rank runs, and how to look inside.
+
+megatron-core takes seconds to import. Functions import it, since the processes that collect the tests need none of it.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,13 +18,14 @@ from rloom.algos.aggregate import Counts
 from rloom.batch import TrainBatch
 from rloom.engines.base import AdamW, Placement
 from rloom.engines.fingerprint import fingerprint, stacked
-from rloom.engines.megatron.core import parallel_state
-from rloom.engines.megatron.engine import MegatronEngine
 from rloom.engines.megatron.sizes import ModelParallel
 from rloom.models.source import ModelSource
 from rloom.packing import MicroBatching, share_rows
 from tests.engine_subjects import WHOLE, check_recorded, network_of, recording
 from tests.helpers import ADAMW, Weights, float32_as, train_batch
+
+if TYPE_CHECKING:
+    from rloom.engines.megatron.engine import MegatronEngine
 
 STEPS = 3
 
@@ -47,6 +53,8 @@ def megatron(
     compiled: bool = False,
     overrides: dict[str, Any] | None = None,
 ) -> MegatronEngine:
+    from rloom.engines.megatron.engine import MegatronEngine
+
     network = network_of(folder, packed=True, checkpointing=False, lora=None, critic=critic, empty=True)
     return MegatronEngine(
         network,
@@ -65,6 +73,8 @@ def megatron(
 
 def on_ranks(rank: int, ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
     """The process groups of one test are not those of the next."""
+    from rloom.engines.megatron.core import parallel_state
+
     try:
         return work(rank, ranks, *arguments)
     finally:

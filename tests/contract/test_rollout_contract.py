@@ -22,7 +22,7 @@ from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.hf import HfRollout
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.sampler import sample_tokens
-from tests.helpers import CPU, a_batch, eager_model, engine_of, policy
+from tests.helpers import CPU, a_batch, copied_policy, eager_model, engine_of, policy
 from tests.requests import ask, sampled, trajectories
 
 NEW_TOKENS = 10  # with the prompts below every answer outgrows the tiny models' window of 4
@@ -73,7 +73,10 @@ class Bench:
         temperature: float = 1.0,
         **settings: Any,
     ) -> "Bench":
-        network = policy(folder, lora=lora, temperature=temperature)
+        if lora is None:
+            network = copied_policy(folder, temperature=temperature)
+        else:
+            network = policy(folder, lora=lora, temperature=temperature)
         engine = engine_of(network, placement)
         return cls(network, engine, build(network, engine, **settings))
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from rloom.tables import LOADER
+
 FILE = Path(__file__).with_name("entries.yaml")
 
 # What a check looks at: something that is run, or something that exists or is accepted.
@@ -51,7 +53,7 @@ class Entry:
 
 
 def read() -> list[Entry]:
-    documents = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    documents = yaml.load(FILE.read_text(encoding="utf-8"), LOADER)
     return [entry_of(row) for document in documents.values() for row in document["entries"]]
 
 

@@ -8,10 +8,13 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from rloom.tables import LOADER
 
 ROOT = Path(__file__).parents[2]
 MISSION = ROOT.parent / "shared" / "mission"
@@ -37,8 +40,9 @@ class Printed:
         )  # damaged encoding
 
 
+@cache
 def copied() -> list[Printed]:
-    return [Printed(**entry) for entry in yaml.safe_load(COPY.read_text(encoding="utf-8"))]
+    return [Printed(**entry) for entry in yaml.load(COPY.read_text(encoding="utf-8"), LOADER)]
 
 
 def in_documents() -> list[Printed]:

@@ -235,11 +235,25 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {**one, **other, **both}
 
 
-@pytest.mark.parametrize("block", dict.fromkeys(ALONE))
-def test_yaml_that_is_printed_alone_sets_its_keys(block: str, tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(f"defaults: [ppo_trainer, _self_]\n{block}")
+def files_of_blocks(blocks: Sequence[str]) -> list[list[str]]:
+    """Blocks that one file can have together: no key twice, in whatever spelling. To compose a file takes a second."""
+    files: list[tuple[list[str], set[str]]] = []
+    for block in dict.fromkeys(blocks):
+        tree = yaml.safe_load(block)
+        names = tree.keys() | {entry.path for entry in entries(tree)}
+        free = next((file for file in files if not file[1] & names), None)
+        if free is None:
+            files.append(free := ([], set()))
+        free[0].append(block)
+        free[1].update(names)
+    return [together for together, _ in files]
+
+
+@pytest.mark.parametrize("blocks", files_of_blocks(ALONE), ids=lambda blocks: f"{len(blocks)} blocks")
+def test_yaml_that_is_printed_alone_sets_its_keys(blocks: list[str], tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("".join(["defaults: [ppo_trainer, _self_]\n", *blocks]))
     config = load_config([], config_path=str(tmp_path), config_name="own")
-    dotted = {entry.path: entry.value for entry in entries(yaml.safe_load(block))}
-    for key, given in dotted.items():
-        read = value_at(config, key)
-        assert read == given or read == float(given)
+    for block in blocks:
+        for entry in entries(yaml.safe_load(block)):
+            read = value_at(config, entry.path)
+            assert read == entry.value or read == float(entry.value)

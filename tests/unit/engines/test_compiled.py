@@ -30,28 +30,38 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]]:
+Networks = tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]]
+
+
+def five_layers(folder: Path, backend: str) -> Networks:
     """A plain one, a compiled one of the same five layers, and how many versions of a layer were made."""
     config = FAMILIES["qwen2"]()
     config.num_hidden_layers, config.layer_types = 5, ["full_attention"] * 5
-    folder = save_model(tmp_path, config)
+    save_model(folder, config)
     plain, compiled = policy(folder), policy(folder, shares_prompts=True)
     torch._dynamo.reset()
     counters.clear()
     for layer in compiled.decoder.layers:
-        make = partial(
-            torch.nn.Module.compile, layer, backend="aot_eager"
-        )  # as inductor, less the making of machine code
-        monkeypatch.setattr(layer, "compile", make)
+        layer.compile = partial(torch.nn.Module.compile, layer, backend=backend)
     compiled.compile()
     return plain, compiled, lambda: counters["stats"]["unique_graphs"]
 
 
+@pytest.fixture
+def networks(tmp_path: Path) -> Networks:
+    return five_layers(tmp_path, "aot_eager")  # as inductor, less the making of machine code
+
+
+@pytest.fixture(scope="module")
+def divided_networks(tmp_path_factory: pytest.TempPathFactory) -> Networks:
+    """Divided into forward and backward as inductor does. Two tests share them, since compiling takes longest."""
+    return five_layers(tmp_path_factory.mktemp("model"), "aot_eager_decomp_partition")
+
+
 def test_five_layers_compile_once_with_shared_prompts_and_once_without_and_never_where_they_are_put_aside(
-    networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
+    divided_networks: Networks,
 ) -> None:
-    plain, compiled, versions = networks
+    plain, compiled, versions = divided_networks
     batch = a_batch()
     with torch.no_grad(), compiled.decoder.uncompiled_layers():
         compiled.token_outputs(batch, batch)
@@ -64,23 +74,17 @@ def test_five_layers_compile_once_with_shared_prompts_and_once_without_and_never
     assert versions() == 2
 
 
-def test_a_layer_keeps_gate_and_up_and_not_what_is_made_of_them(model_folder: Callable[[str], Path]) -> None:
+def test_a_layer_keeps_gate_and_up_and_not_what_is_made_of_them(divided_networks: Networks) -> None:
     """As wide as the feed-forward part: gate and up. As wide as a hidden state: attention's output, before and after
     its product. The inputs of other products (both norms, gate times up) are made anew."""
-    network, batch = policy(model_folder("qwen2")), a_batch()
-    torch._dynamo.reset()
-    kept: list[torch.Size] = []
+    _, network, _ = divided_networks
+    batch, kept = a_batch(), list[torch.Size]()
 
     def keep(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, torch.nn.Parameter):
             kept.append(tensor.shape)
         return tensor
 
-    for layer in network.decoder.layers:
-        layer.compile = partial(  # its division into forward and backward is inductor's
-            torch.nn.Module.compile, layer, backend="aot_eager_decomp_partition"
-        )
-    network.compile()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         network.decoder.hidden(batch.tokens_T, batch.length_N)
     tokens, layers = len(batch.tokens_T), len(network.decoder.layers)
@@ -90,7 +94,7 @@ def test_a_layer_keeps_gate_and_up_and_not_what_is_made_of_them(model_folder: Ca
 @pytest.mark.long
 @pytest.mark.usefixtures("one_rank")
 def test_a_sharded_layer_is_compiled_once_like_a_whole_one(
-    networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
+    networks: Networks,
 ) -> None:
     """To the compiler a module that FSDP manages is full of numbers that vary: several versions, all slow."""
     plain, compiled, versions = networks
@@ -104,7 +108,7 @@ def test_a_sharded_layer_is_compiled_once_like_a_whole_one(
 
 
 def test_attention_behind_the_operator_is_compiled_once_and_sees_every_layer_in_order(
-    networks: tuple[PolicyNetwork, PolicyNetwork, Callable[[], int]],
+    networks: Networks,
 ) -> None:
     plain, compiled, versions = networks
     opaque = OpaqueAttention()

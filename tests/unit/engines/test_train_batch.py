@@ -1,6 +1,7 @@
 """A loss judged part by part, with its gradient formed at once, is the loss of the whole pass and has its gradients.
 
-Without a CUDA device the kernels run in Triton's interpreter.
+Without a CUDA device plain torch is in the kernels' place, and they run in Triton's interpreter where `kernels` is
+given: test_head.py compares each with torch.
 """
 
 import math
@@ -25,11 +26,11 @@ from rloom.models.head import LogitOptions, even_ends, fused_logprobs, fused_los
 from rloom.models.load import Lora
 from rloom.packing import MicroBatching
 from tests.engine_subjects import ENGINES
+from tests.head_in_torch import replace_kernels
 from tests.helpers import CPU, VOCABULARY, Weights, a_batch, assert_same, policy, train_batch
-from tests.interpreter import kernels_interpreted
 from tests.ranks import RankProcesses
 
-pytestmark = pytest.mark.usefixtures("interpreted_kernels")
+pytestmark = pytest.mark.usefixtures("fast_kernels")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLACEMENT = Placement(DEVICE)
@@ -47,6 +48,19 @@ OBJECTIVES = {
 class Learned:
     metrics: dict[str, float]
     gradients: Weights
+
+
+@pytest.fixture
+def fast_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "kernels" in request.fixturenames or DEVICE.type == "cuda":
+        return
+    pytest.importorskip("triton")
+    replace_kernels(monkeypatch)
+
+
+@pytest.fixture
+def kernels(interpreted_kernels: None) -> None:
+    """The kernels themselves."""
 
 
 @pytest.fixture
@@ -138,6 +152,17 @@ def test_tied_weights_caps_and_several_passes_keep_the_gradient(
     assert "rollout_corr/kl" in expected.metrics
     at_once(14)
     assert_learned(learn(folder, OBJECTIVES[name], a_batch(), **passes), expected)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "entropy and k3"])
+def test_the_kernels_teach_from_parts_what_the_whole_pass_teaches(
+    kernels: None, model_folder: Callable[[str], Path], at_once: Callable[[int | None], None], name: str
+) -> None:
+    """Of capped logits."""
+    at_once(None)
+    expected = learn(model_folder("gemma2"), OBJECTIVES[name], train_batch())
+    at_once(25)
+    assert_learned(learn(model_folder("gemma2"), OBJECTIVES[name], train_batch()), expected)
 
 
 @pytest.mark.parametrize("silent", [[0, 7], [0, 1, 2, 3, 4, 5, 6], list(range(8))])
@@ -270,7 +295,8 @@ def teach_rank(rank: int, ranks: int, folder: Path, tokens: int) -> tuple[Learne
         return fused_loss(*arguments, **named)
 
     rows = [0, 1, 2, 3, 4, 5] if rank == 0 else [6, 7]
-    with kernels_interpreted(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        replace_kernels(patch)
         patch.setattr(network, "kernels_run_on", lambda device: True)
         patch.setattr(network, "fused_loss", spy)
         patch.setattr(head, "LOGITS_AT_ONCE", tokens * VOCABULARY)
@@ -294,7 +320,7 @@ def test_two_ranks_learn_from_parts_what_one_process_learns(
     assert_learned(Learned(total, first.gradients), expected)
 
 
-def test_two_chunks_by_hand() -> None:
+def test_two_chunks_by_hand(kernels: None) -> None:
     # z = ln(5, 3, 2): probabilities 0.5, 0.3, 0.2 at both tokens; the first writes 1, the second 0
     weight_VH = torch.tensor([[math.log(5)], [math.log(3)], [math.log(2)]], device=DEVICE, requires_grad=True)
     hidden_TH = torch.ones(2, 1, device=DEVICE, requires_grad=True)
@@ -333,7 +359,9 @@ def drawn(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("entropy_gradient", [True, False])
 @pytest.mark.parametrize("cuts", [[0, 7], [0, 1, 7], [0, 3, 4, 7]])
-def test_in_bfloat16_the_gradients_are_rounded_as_those_of_two_steps(cuts: list[int], entropy_gradient: bool) -> None:
+def test_in_bfloat16_the_gradients_are_rounded_as_those_of_two_steps(
+    kernels: None, cuts: list[int], entropy_gradient: bool
+) -> None:
     """Bit for bit in the hidden states; in the weight up to the order in which chunks are summed in float32."""
     weigh_T = torch.arange(1.0, 8.0, device=DEVICE)
     chunks = [slice(first, last) for first, last in pairwise(cuts)]

@@ -5,9 +5,7 @@ import json
 from collections.abc import AsyncIterable
 from threading import Event
 
-import anthropic
 import httpx
-import openai
 import pytest
 import torch
 
@@ -34,6 +32,14 @@ SCRIPT = [
     "<think>x</think>It is 3.",
 ]
 QUESTION = [{"role": "system", "content": "Be exact."}, {"role": "user", "content": "Count."}]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sdks():
+    """Imported here: every process of `make test` imports this file, and the SDKs take it seconds."""
+    global anthropic, openai
+    import anthropic
+    import openai
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from rloom.errors import ConfigError
 from tests.unit.episodes.test_contracts import call, episodes, written
 from tests.waiting import wait_until
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")  # an import takes seconds
 LIMITS = EpisodeLimits(400, turns=8, call_s=60, result_characters=100, parallel_calls=3)  # each starts a program
 SERVER = '''
     import sys

@@ -18,7 +18,7 @@ from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.graph_session import GraphSession
 from rloom.rollout.native.scheduler import PrefillPass, Scheduler
 from rloom.rollout.native.session import Progress
-from tests.helpers import policy
+from tests.helpers import copied_policy
 from tests.paged_engine import assert_pages_are_held_once, assert_same, in_torch, paged_rollout
 
 pytest.importorskip("triton")
@@ -31,7 +31,7 @@ SAMPLING = Sampling(6)
 @pytest.fixture
 def network(model_folder: Callable[[str], Path]) -> PolicyNetwork:
     """Gemma 2 has a window of 4 tokens in every other layer, and softcaps."""
-    return policy(model_folder("gemma2"))
+    return copied_policy(model_folder("gemma2"))
 
 
 @pytest.fixture(params=["paged", "eager"])

@@ -19,7 +19,7 @@ from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native import graph_session
 from rloom.rollout.native.engine import NativeRollout
 from tests.families import tiny_model
-from tests.helpers import engine_of, policy
+from tests.helpers import copied_policy, engine_of
 from tests.interruptions import in_phases
 from tests.paged_engine import replace_kernels
 from tests.requests import ask, sampled
@@ -60,7 +60,7 @@ def quick_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def network(model_folder: Callable[[str], Path]) -> PolicyNetwork:
     """Gemma 2 has all there is: a window in every other layer, softcaps, heads of size 8 that share keys."""
-    return policy(model_folder("gemma2"))
+    return copied_policy(model_folder("gemma2"))
 
 
 def rollout_of(network: PolicyNetwork, device: torch.device = DEVICE, max_sequences: int = 3) -> NativeRollout:

@@ -15,7 +15,7 @@ from rloom.rollout.native.allocator import PageAllocator
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.graph_session import GraphSession
 from rloom.rollout.native.scheduler import Scheduler
-from tests.helpers import policy
+from tests.helpers import copied_policy
 from tests.interruptions import continued, in_phases, phase, random_polls
 from tests.paged_engine import assert_pages_are_held_once, assert_same, in_torch, paged_rollout
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("in_torch")
 @pytest.fixture
 def network(model_folder: Callable[[str], Path]) -> PolicyNetwork:
     """Gemma 2 has a window in every other layer and softcaps."""
-    return policy(model_folder("gemma2"))
+    return copied_policy(model_folder("gemma2"))
 
 
 def requests_of(limits: Sequence[int], sampling: Sampling) -> list[Request]:

@@ -15,7 +15,7 @@ from rloom.rollout.base import Completion, Request, Sampling
 from rloom.rollout.native.engine import NativeRollout
 from rloom.rollout.native.graph_session import GraphSession
 from rloom.rollout.native.page_table import PageTable
-from tests.helpers import policy
+from tests.helpers import copied_policy
 from tests.paged_engine import assert_pages_are_held_once, assert_same, in_torch, paged_rollout
 
 pytest.importorskip("triton")
@@ -26,7 +26,7 @@ SHORT, LONG = (11, 12, 13), (20, 30, 40, 50, 60, 10)  # in one page and in two
 @pytest.fixture
 def network(model_folder: Callable[[str], Path]) -> PolicyNetwork:
     """Gemma 2 has a window in every other layer and softcaps."""
-    return policy(model_folder("gemma2"))
+    return copied_policy(model_folder("gemma2"))
 
 
 pytestmark = pytest.mark.usefixtures("in_torch")

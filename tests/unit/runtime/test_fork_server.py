@@ -14,6 +14,7 @@ from rloom.runtime.fork_server import ForkServer
 @pytest.fixture
 def no_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(fork_server, "_server", None)
+    monkeypatch.setattr(fork_server, "CLOSE_S", 0.0)  # nothing waits for imports that no test needs
     yield
     if fork_server._server is not None:
         fork_server._server.close()
