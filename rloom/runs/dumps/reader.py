@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -209,14 +209,13 @@ class Dumps:
 
     def history(self, kind: Kind, index: int) -> list[PromptAtStep]:
         """The steps whose dump has the prompt, from the index alone."""
-        return list(self._history(kind, index))
-
-    def _history(self, kind: Kind, index: int) -> Iterator[PromptAtStep]:
-        for step in self.steps(kind):
-            entry = self._index.entries[kind, step]
-            for place, prompt in enumerate(entry.prompts):
-                if prompt == index:
-                    yield PromptAtStep(step, entry.groups[place], entry.answers[place], entry.means[place])
+        return [
+            PromptAtStep(step, entry.groups[place], entry.answers[place], entry.means[place])
+            for step in self.steps(kind)
+            for entry in [self._index.entries[kind, step]]
+            for place, prompt in enumerate(entry.prompts)
+            if prompt == index
+        ]
 
     def _rows(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> list[dict[str, Any]]:
         """Those columns of all rows, or of the rows of one group, checked."""
