@@ -9,8 +9,10 @@ from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from rloom.cli.parsing import CommandParser, epilog
+from rloom.cli.runs import new_console, new_table
 from rloom.console import run_safely
 from rloom.language import translate
+from rloom.runs.measures import short_number
 from rloom.terminal import printable
 
 if TYPE_CHECKING:
@@ -61,11 +63,7 @@ def show(paths: Sequence[Path], *, as_json: bool) -> int:
 
 
 def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH_OF_A_FILE
+    console = new_console(WIDTH_OF_A_FILE)
     names = ascii_uppercase[: len(runs)]
     for name, run in zip(names, runs, strict=True):
         state = run.state
@@ -85,15 +83,6 @@ def render(found: "Comparison", runs: Sequence["RunFolder"]) -> None:
     console.print(translate("\nMetrics at equal steps"), style="bold")
     for table in metric_tables(found.metrics, names, console.width):
         console.print(table)
-
-
-def new_table(*columns: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(translate(name), overflow="fold")
-    return table
 
 
 def config_table(found: "Comparison", names: str) -> "Table":
@@ -139,7 +128,7 @@ def accuracy_cells(points: Sequence["Point | None"], measure: str, *, own_steps:
     """Accuracies in percent, scores as they are."""
     is_accuracy, cells = measure == "accuracy", []
     for index, point in enumerate(points):
-        text = "" if point is None else f"{100 * point.value:.1f}" if is_accuracy else number(point.value)
+        text = "" if point is None else f"{100 * point.value:.1f}" if is_accuracy else short_number(point.value)
         first = points[0]
         if index and point is not None and first is not None:
             difference = point.value - first.value
@@ -157,7 +146,7 @@ def metric_tables(metrics: Sequence["MetricComparison"], names: str, width: int)
             rows = [metric.rows[index] for index in shown]
             for number_of_run, (name, curve) in enumerate(zip(names, curves(metric), strict=True)):
                 values = [row[number_of_run] for row in rows]
-                table.add_row("" if number_of_run else translate(metric.label), name, curve, *map(number, values))
+                table.add_row("" if number_of_run else translate(metric.label), name, curve, *map(short_number, values))
             for number_of_run, name in enumerate(names[1:], start=1):
                 differences = [row[number_of_run] - row[0] for row in rows]
                 table.add_row("", f"{name}-{names[0]}", "", *map(signed, differences), style="dim")
@@ -179,10 +168,6 @@ def curves(metric: "MetricComparison") -> list[str]:
     return [sparkline([series[step] for step in sorted(series)], low, high, CURVE_WIDTH) for series in metric.series]
 
 
-def number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def signed(value: float) -> str:
-    text = number(value)
+    text = short_number(value)
     return text if text.startswith("-") else f"+{text}"

@@ -13,11 +13,13 @@ from rloom.language import translate
 from rloom.terminal import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from rloom.doctor.run.report import Report
     from rloom.runs.run_folder import RunSummary
 
+WIDTH_OF_A_FILE = 200  # one line a run
 DIAGNOSIS_S = 2.0  # of all runs together
 STYLES = {"running": "green", "failed": "red", "unreadable": "red", "killed": "red", "interrupted": "yellow"}
 
@@ -55,11 +57,7 @@ def show(folders: Sequence[Path], *, as_json: bool) -> int:
         names = " and ".join(map(str, folders))
         print(printable(translate(f"There is no run in {names} or below; `rloom runs DIR` looks in another folder.")))
         return 0
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # of a file or a pipe: one line a run
+    console = new_console(WIDTH_OF_A_FILE)
     console.print(table(found, reports, now=time.time()))
     if unread := len(found) - len(reports):
         runs = "1 run" if unread == 1 else f"{unread} runs"
@@ -90,19 +88,31 @@ def reports_of(found: Sequence["RunSummary"]) -> "dict[Path, Report | None]":
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        shown.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
+    shown = new_table(*names)
     for row in rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
+    new_console(WIDTH_OF_A_FILE).print(shown)
+
+
+def new_console(width_of_a_file: int) -> "Console":
+    """`width_of_a_file`: columns of what is no terminal, such as a pipe."""
+    from rich.console import Console
+
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 200  # of a file or a pipe: one line a run
-    console.print(shown)
+        console.width = width_of_a_file
+    return console
+
+
+def new_table(*columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
+    return table
 
 
 def as_object(summary: "RunSummary", report: "Report | None") -> dict[str, Any]:
@@ -123,12 +133,9 @@ def finding_text(report: "Report | None") -> tuple[str, str]:
 
 
 def table(found: Sequence["RunSummary"], reports: "Mapping[Path, Report | None]", *, now: float) -> "Table":
-    from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("run", "state", "findings", "step", "reward", "validation", "algorithm", "model", "written"):
-        shown.add_column(translate(name), justify="right" if name in ("step", "reward") else "left", overflow="fold")
+    shown = new_table("run", "state", "findings", "step", "reward", "validation", "algorithm", "model", "written")
     for each in found:
         state = each.state
         status = translate(state.status) + (f": {translate(state.error)}" if state.error else "")

@@ -457,6 +457,7 @@ class RunConfig(Section):
     listing: ClassVar[str] = "rloom config"  # the command that prints the tree
 
     if TYPE_CHECKING:  # declared by each kind of training, after its own sections
+        data: Any
         trainer: RunTrainer
         ray_kwargs: RayKwargs
 
@@ -496,9 +497,9 @@ class RunConfig(Section):
         return False
 
     @property
-    @abstractmethod
     def has_held_out_prompts(self) -> bool:
         """Whether there is validation data."""
+        return bool(self.data.val_files) or self.data.train_files == EMBEDDED_NAME
 
     @property
     @abstractmethod

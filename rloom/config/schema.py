@@ -427,10 +427,6 @@ class Config(RunConfig):
         return self.is_given("actor_rollout_ref.ref") and not any(self.is_given(name) for name in KL_SWITCHES)
 
     @property
-    def has_held_out_prompts(self) -> bool:
-        return bool(self.data.val_files) or self.data.train_files == EMBEDDED_NAME
-
-    @property
     def validates(self) -> bool:
         trainer = self.trainer
         return self.has_held_out_prompts and (trainer.test_freq > 0 or trainer.val_before_train or trainer.val_only)
@@ -564,10 +560,6 @@ class SftConfig(RunConfig):
     ray_kwargs: RayKwargs = section(
         RayKwargs, "Ray, which runs on several machines use, or in an existing cluster.", same_run=True
     )
-
-    @property
-    def has_held_out_prompts(self) -> bool:
-        return bool(self.data.val_files) or self.data.train_files == EMBEDDED_NAME
 
     @property
     def model_path(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,7 +17,7 @@ from rloom.algos.off_policy import Denominator, RatioChoice, choose
 from rloom.algos.policy_losses import LossSettings
 from rloom.algos.registry import resolve_algorithm, resolve_policy_loss
 from rloom.batch import answers_of
-from rloom.config.base import RunConfig
+from rloom.config.base import RunConfig, RunTrainer
 from rloom.config.checks import check, check_and_warn
 from rloom.config.correction_checks import ratio_settings
 from rloom.config.derived import Needs, brings_own_algorithm, loss_mode
@@ -45,7 +45,7 @@ from rloom.launch.models import (
 from rloom.launch.rewards import check_reward_model, in_process_model, open_queues, reward_mix, scores_during_generation
 from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
-from rloom.launch.workers import WorkerGroups, open_groups
+from rloom.launch.workers import BuiltWorkers, WorkerGroups, open_groups
 from rloom.models.load import load_tokenizer
 from rloom.rewards.composite import CompositeReward, check_failures
 from rloom.rollout.base import Sampling
@@ -155,8 +155,8 @@ def open_parts(
     )
     total = config.trainer.total_training_steps or config.trainer.total_epochs * stream.steps_per_epoch
     with (
-        open_queues(config, [one for one in (prompts, held_out) if one is not None], inputs.functions) as queues,
-        open_episodes(config, tokenizer, inputs.episodes, {TRAIN: prompts, HELD_OUT: held_out or ()}) as episodes,
+        open_queues(config, [one for one in (prompts, held_out) if one is not None], inputs.data.functions) as queues,
+        open_episodes(config, tokenizer, inputs.data.episodes, {TRAIN: prompts, HELD_OUT: held_out or ()}) as episodes,
         open_groups(config, layout, logs) as groups,
         ExitStack() as stack,
     ):
@@ -310,18 +310,25 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         mismatch_warning=None if config.max_staleness else trainer.rollout_mismatch_warning,
         critic_warmup=trainer.critic_warmup,
         max_failed_share=config.reward_model.max_failed_share,
-        total_steps=total_steps,
-        save_every=trainer.save_freq if trainer.save_freq > 0 else None,
-        validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
-        validate_first=trainer.val_before_train,
-        best=best_settings(trainer),
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
-        device=groups.workers.device,
-        devices=groups.workers.devices,
-        peak_flops=groups.workers.peak_flops,
+        **step_settings(trainer, total_steps, groups.workers),
     )
+
+
+def step_settings(trainer: RunTrainer, total_steps: int, workers: BuiltWorkers) -> dict[str, Any]:
+    """Those that every kind of training has."""
+    return {
+        "total_steps": total_steps,
+        "save_every": trainer.save_freq if trainer.save_freq > 0 else None,
+        "validate_every": trainer.test_freq if trainer.test_freq > 0 else None,
+        "validate_first": trainer.val_before_train,
+        "best": best_settings(trainer),
+        "device": workers.device,
+        "devices": workers.devices,
+        "peak_flops": workers.peak_flops,
+    }
 
 
 def advantage_settings(config: Config) -> AdvantageSettings:

@@ -28,7 +28,7 @@ from rloom.config.load import C, expand, moved
 from rloom.console import announce
 from rloom.errors import CheckpointError, ConfigError
 from rloom.runs.records import EVENTS_FILE, METRICS_FILE, SCHEDULE_FILE
-from rloom.runs.run_folder import CONFIG_FILE, RunFolder
+from rloom.runs.run_folder import CONFIG_FILE, RunFolder, is_alive
 from rloom.training.checkpoint import PREFIX, Checkpoints, parse_json, read_state, verify_checkpoint
 
 log = logging.getLogger(__name__)
@@ -140,13 +140,7 @@ def is_stale(file: Path) -> bool:
         return False
     if process == os.getpid():  # of an earlier process with the same id
         return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    return not is_alive(process)
 
 
 class DirectoryInUse(ConfigError):

@@ -68,7 +68,7 @@ def describe(config: Config, inputs: Inputs) -> dict[str, Any]:
         "estimator": code_and_name(config.algorithm.adv_estimator),
         "loss": code_and_name(config.actor_rollout_ref.actor.policy_loss.loss_mode),
         "reward": reward_record(config),
-        CONTENT: inputs.content,
+        CONTENT: inputs.data.content,
         "data": prompts_record(inputs.prompts),
         "held_out": prompts_record(inputs.held_out),
         "shuffle": data.shuffle,

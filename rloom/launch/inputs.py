@@ -70,9 +70,7 @@ class Inputs:
     tokenizer: Any  # PreTrainedTokenizerBase: transformers is not imported here
     prompts: PromptTable
     held_out: PromptTable | None
-    content: str  # digest of the training rows as they are in the files
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # the caller's rewards
-    episodes: bytes | None = None  # the caller's environment and tools
+    data: RunData
 
 
 def read_data(config: Config, given: UserObjects) -> RunData:
@@ -173,9 +171,7 @@ def read_inputs(config: Config, data: RunData) -> Inputs:
         tokenizer,
         prompts,
         None if data.held_out is None else as_prompts(config, tokenizer, data.held_out, HELD_OUT),
-        data.train.content,
-        data.functions,
-        data.episodes,
+        data,
     )
 
 

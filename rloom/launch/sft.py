@@ -19,7 +19,7 @@ from rloom.data.stream import RowStream
 from rloom.engines.base import AdamW, Engine
 from rloom.engines.kinds import STRATEGIES
 from rloom.families.family import family_of
-from rloom.launch.build import RunParts, schedule
+from rloom.launch.build import RunParts, schedule, step_settings
 from rloom.launch.directory import CONTENT
 from rloom.launch.engines import Ranks, make_engine, model_work
 from rloom.launch.identity import (
@@ -37,7 +37,6 @@ from rloom.launch.identity import (
 from rloom.launch.inputs import SftRows
 from rloom.launch.job import (
     Outcome,
-    best_settings,
     continue_from,
     live_diagnosis,
     run_with_restarts,
@@ -89,21 +88,6 @@ class SftParts(RunParts):
     workers: Group | None  # all of them, iff they are other processes
 
 
-def prepare_sft(config: SftConfig, data: SftRows) -> SftInputs:
-    """Check device and model family, and make examples of the rows, before the model is loaded."""
-    if not config.has_workers:
-        pick_device(config)  # fails at once if there is no GPU
-    source = sft_source(config)
-    check_folder(source)
-    family_of(source).layout(packed=config.model.use_remove_padding)
-    chat_format = ChatFormat(load_tokenizer(source), config.model.custom_chat_template)
-    train, held_out = (
-        load_examples(rows, chat_format, max_length=config.data.max_length, truncation=config.data.truncation)
-        for rows in (data.train, data.held_out)
-    )
-    return SftInputs(chat_format.tokenizer, train, held_out, data.content)
-
-
 @contextmanager
 def open_sft(
     config: SftConfig, layout: WorkerLayout, inputs: SftInputs, identity: Record, logs: Path
@@ -112,17 +96,7 @@ def open_sft(
     stream = RowStream(inputs.rows, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     total = trainer.total_training_steps or trainer.total_epochs * stream.steps_per_epoch
     with open_workers(config, layout, logs, SftWorker, SFT_BUILD) as workers:
-        settings = SftSettings(
-            total_steps=total,
-            save_every=trainer.save_freq if trainer.save_freq > 0 else None,
-            validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
-            validate_first=trainer.val_before_train,
-            best=best_settings(trainer),
-            rows_per_validation_pass=data.train_batch_size,
-            device=workers.device,
-            devices=workers.devices,
-            peak_flops=workers.peak_flops,
-        )
+        settings = SftSettings(rows_per_validation_pass=data.train_batch_size, **step_settings(trainer, total, workers))
         numbers = layout.workers_of(ACTOR)
         model = Learner(
             "actor",  # the folder that `rloom export` reads
@@ -223,13 +197,39 @@ class SupervisedTraining:
         return {"actor": self.config.trainer.max_ckpt_to_keep}
 
     def prepare(self) -> SftInputs:
-        return prepare_sft(self.config, self.data)
+        """Check device and model family, and make examples of the rows, before the model is loaded."""
+        config, source = self.config, sft_source(self.config)
+        if not config.has_workers:
+            pick_device(config)  # fails at once if there is no GPU
+        check_folder(source)
+        family_of(source).layout(packed=config.model.use_remove_padding)
+        chat_format = ChatFormat(load_tokenizer(source), config.model.custom_chat_template)
+        train, held_out = (
+            load_examples(rows, chat_format, max_length=config.data.max_length, truncation=config.data.truncation)
+            for rows in (self.data.train, self.data.held_out)
+        )
+        return SftInputs(chat_format.tokenizer, train, held_out, self.data.content)
 
     def identity(self, inputs: SftInputs) -> Record:
-        return describe_sft(self.config, inputs)
+        config = self.config
+        return {
+            "version": VERSION,
+            "kind": KIND,
+            "model": fingerprint(sft_source(config)).record(),
+            "tokenizer": tokenizer_digest(inputs.tokenizer),
+            "lora": lora_record(config.model),
+            CONTENT: inputs.content,
+            "data": rows_record(inputs.rows),
+            "held_out": rows_record(inputs.held_out),
+            "shuffle": config.data.shuffle,
+            "seed": config.data.seed,
+        }
 
     def compare(self, start: Path, identity: Record) -> Continuation:
-        return compare_sft(start, self.config, identity)
+        """How this run goes on from a checkpoint; an error where that would be another run under the same name."""
+        strict = self.config.trainer.resume_mode != "resume_path"
+        found = list(differences(read_record(start, SHAPES, KIND), identity, strict))
+        return continuation(start, self.config, found)
 
     def open(
         self, layout: WorkerLayout, inputs: SftInputs, identity: Record, logs: Path
@@ -281,33 +281,11 @@ def summary(log: RunLog, checkpoints: Checkpoints) -> list[str]:
     ]
 
 
-def describe_sft(config: SftConfig, inputs: SftInputs) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "kind": KIND,
-        "model": fingerprint(sft_source(config)).record(),
-        "tokenizer": tokenizer_digest(inputs.tokenizer),
-        "lora": lora_record(config.model),
-        CONTENT: inputs.content,
-        "data": rows_record(inputs.rows),
-        "held_out": rows_record(inputs.held_out),
-        "shuffle": config.data.shuffle,
-        "seed": config.data.seed,
-    }
-
-
 def rows_record(rows: Sequence[Example]) -> dict[str, Any]:
     found = hashlib.sha256()
     for row in rows:
         found.update(json.dumps([row.index, row.text]).encode())
     return {"rows": len(rows), "content": found.hexdigest()}
-
-
-def compare_sft(checkpoint: Path, config: SftConfig, own: Record) -> Continuation:
-    """How this run goes on from a checkpoint; an error where that would be another run under the same name."""
-    strict = config.trainer.resume_mode != "resume_path"
-    found = list(differences(read_record(checkpoint, SHAPES, KIND), own, strict))
-    return continuation(checkpoint, config, found)
 
 
 def differences(saved: Record, own: Record, strict: bool) -> Iterator[Difference]:

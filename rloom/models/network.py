@@ -4,6 +4,7 @@ T tokens, packed, A of them in the mask, N samples, H hidden size, V vocabulary.
 lengths and masks are read on the host, tokens and experts on the device.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -46,19 +47,22 @@ class LossFn(Protocol):
     def __call__(self, outputs: TokenOutputs, rows: slice, tokens: slice) -> Tensor: ...
 
 
-class Network(Protocol):
-    """A model with one output per token: its log-prob, or the value of the state before it."""
+class Network(ABC):
+    """A decoder below a head with one output per token: its log-prob, or the value of the state before it."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool, shares_prompts: bool = False) -> None:
+        self.decoder = Decoder(model, packed=packed, shares_prompts=shares_prompts)  # the model without its head
 
     @property
-    def module(self) -> nn.Module: ...
+    def module(self) -> nn.Module:
+        module: nn.Module = self.decoder.model
+        return module
 
-    @property
-    def decoder(self) -> Decoder:
-        """The model without its head."""
-
+    @abstractmethod
     def head_outputs(self, hidden_AH: Tensor, target_A: Tensor, *, entropy_gradient: bool = False) -> TokenOutputs:
         """The head's outputs for some tokens, from the hidden states before them."""
 
+    @abstractmethod
     def token_outputs(
         self,
         host_batch: Batch,
@@ -68,6 +72,7 @@ class Network(Protocol):
         reference: Reference | None = None,  # also the KL to it
     ) -> TokenOutputs: ...
 
+    @abstractmethod
     def loss(
         self,
         host_batch: Batch,
@@ -79,50 +84,36 @@ class Network(Protocol):
     ) -> Tensor:
         """The sum of `loss_fn` over all samples, differentiable. It is called once, or once per range of samples."""
 
+    @abstractmethod
     def as_reference(self) -> Reference:
         """The model without its LoRA adapter, as the reference of another network or of itself."""
 
     @property
     def layers(self) -> Sequence[nn.Module]:
         """The transformer layers: the units of sharding."""
+        return self.decoder.layers
 
     @property
     def exact(self) -> Sequence[nn.Module]:
         """Modules that compute in float32, whatever the dtype of the others."""
+        return ()
 
     def without_adapter(self) -> AbstractContextManager[Any]:
         """Disable the LoRA adapter within the context."""
+        return self.decoder.without_adapter()
 
     def cast(self, dtype: torch.dtype) -> None:
         """Convert the parameters to `dtype`, except those of `exact`."""
+        self.decoder.cast(dtype)
+        for module in self.exact:
+            module.float()
 
     def compile(self) -> None:
         """torch.compile the layers."""
-
-
-class DecoderNetwork:
-    """What the policy and the critic share: a decoder below their heads."""
-
-    def __init__(self, model: PreTrainedModel | PeftModel, *, packed: bool, shares_prompts: bool = False) -> None:
-        self.decoder = Decoder(model, packed=packed, shares_prompts=shares_prompts)
-
-    @property
-    def module(self) -> nn.Module:
-        module: nn.Module = self.decoder.model
-        return module
-
-    @property
-    def layers(self) -> Sequence[nn.Module]:
-        return self.decoder.layers
-
-    def without_adapter(self) -> AbstractContextManager[Any]:
-        return self.decoder.without_adapter()
-
-    def compile(self) -> None:
         self.decoder.compile()
 
 
-class PolicyNetwork(DecoderNetwork):
+class PolicyNetwork(Network):
     """A causal language model. Its output is the log-prob of each token at the sampling temperature."""
 
     def __init__(
@@ -144,10 +135,6 @@ class PolicyNetwork(DecoderNetwork):
         self.softcap: float | None = getattr(text, "final_logit_softcapping", None)  # Gemma
         self.scale = logit_scale(text)
 
-    @property
-    def exact(self) -> Sequence[nn.Module]:
-        return ()
-
     def adapter_config(self) -> dict[str, Any] | None:
         """peft's configuration of the LoRA adapter, if there is one."""
         model = self.decoder.model
@@ -155,9 +142,6 @@ class PolicyNetwork(DecoderNetwork):
             return None
         config: dict[str, Any] = model.peft_config[model.active_adapter].to_dict()
         return config
-
-    def cast(self, dtype: torch.dtype) -> None:
-        self.decoder.cast(dtype)
 
     @property
     def plain_head_weight(self) -> Tensor | None:
@@ -196,18 +180,20 @@ class PolicyNetwork(DecoderNetwork):
         entropy_gradient: bool = False,
         reference: Reference | None = None,
     ) -> TokenOutputs:
-        tokens_T, length_N = device_batch.tokens_T, host_batch.length_N
+        tokens_T = device_batch.tokens_T
         index_A = send(host_batch.mask_T.nonzero().squeeze(1), tokens_T.device)
         frozen = None
         if reference is not None:
             frozen = reference.frozen_logits, reference.frozen_hidden(host_batch, tokens_T)[index_A - 1]
-        replay = self.decoder.replay_of(device_batch.experts_TMK)
-        shared = self.decoder.shared_prompts(host_batch)
-        hidden = self.decoder.hidden(tokens_T, length_N, replay, shared)[index_A - 1]
-        outputs = self.head_outputs(hidden, tokens_T[index_A], entropy_gradient=entropy_gradient, frozen=frozen)
-        if replay is not None:
-            outputs = replace(outputs, routing_mismatch_T=replay.mismatch_T[index_A - 1])
-        return scatter_outputs(index_A, len(tokens_T), outputs)
+        hidden_AH, mismatch_A = self.hidden_states(host_batch, device_batch, index_A)
+        outputs = self.head_outputs(hidden_AH, tokens_T[index_A], entropy_gradient=entropy_gradient, frozen=frozen)
+        return scatter_outputs(index_A, len(tokens_T), replace(outputs, routing_mismatch_T=mismatch_A))
+
+    def hidden_states(self, host_batch: Batch, device_batch: Batch, index_A: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The states before the tokens at `index_A`, and the mismatch of their routing if it is replayed."""
+        replay, shared = self.decoder.replay_of(device_batch.experts_TMK), self.decoder.shared_prompts(host_batch)
+        hidden_TH = self.decoder.hidden(device_batch.tokens_T, host_batch.length_N, replay, shared)
+        return hidden_TH[index_A - 1], None if replay is None else replay.mismatch_T[index_A - 1]
 
     def head_outputs(
         self,
@@ -249,20 +235,10 @@ class PolicyNetwork(DecoderNetwork):
         ranges = [] if weight_VH is None else sample_ranges(index_A, length_N, len(weight_VH))
         if weight_VH is not None and ranges:
             index_A = send(index_A, tokens_T.device)
-            replay = self.decoder.replay_of(device_batch.experts_TMK)
-            shared = self.decoder.shared_prompts(host_batch)
-            hidden_AH = self.decoder.hidden(tokens_T, length_N, replay, shared)[index_A - 1]
-            mismatch_A = None if replay is None else replay.mismatch_T[index_A - 1]
+            hidden_AH, mismatch_A = self.hidden_states(host_batch, device_batch, index_A)
+            options = self.logit_options
             return fused_token_loss(
-                hidden_AH,
-                weight_VH,
-                tokens_T,
-                index_A,
-                ranges,
-                loss_fn,
-                self.logit_options,
-                entropy_gradient,
-                mismatch_A,
+                hidden_AH, weight_VH, tokens_T, index_A, ranges, loss_fn, options, entropy_gradient, mismatch_A
             )
         outputs = self.token_outputs(host_batch, device_batch, entropy_gradient=entropy_gradient, reference=reference)
         return loss_fn(outputs, ALL, ALL)
@@ -281,7 +257,7 @@ class PolicyNetwork(DecoderNetwork):
             return self.logits(hidden_TH)
 
 
-class ValueNetwork(DecoderNetwork):
+class ValueNetwork(Network):
     """The policy's architecture with a scalar head: the return expected from the state before each token."""
 
     def __init__(self, model: PreTrainedModel, *, packed: bool, shares_prompts: bool = False) -> None:
@@ -290,11 +266,6 @@ class ValueNetwork(DecoderNetwork):
         head = nn.Linear(size, 1, bias=False)
         nn.init.zeros_(head.weight)  # all values are 0 before the first update
         model.set_output_embeddings(head)
-
-    def cast(self, dtype: torch.dtype) -> None:
-        self.decoder.cast(dtype)
-        for module in self.exact:
-            module.float()
 
     @property
     def exact(self) -> Sequence[nn.Module]:

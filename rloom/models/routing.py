@@ -139,11 +139,17 @@ class RoutingReplay:
         self.mismatch_T = torch.zeros(len(experts_TMK), device=experts_TMK.device)
 
     def choose(self, layer: int, own_TK: Tensor) -> Tensor:
-        given_TK = self.experts_TMK[:, layer].long()
-        is_given_T1 = given_TK[:, :1] != NO_CHOICE
-        differs_TK = (given_TK[:, :, None] != own_TK[:, None, :]).all(-1) & is_given_T1
-        self.mismatch_T += differs_TK.sum(-1) / self.choices
-        return given_TK.where(is_given_T1, own_TK)
+        return replayed(self.experts_TMK[:, layer], own_TK, self.mismatch_T, self.choices)
+
+
+def replayed(experts_TK: Tensor, own_TK: Tensor, mismatch_T: Tensor, choices: int) -> Tensor:
+    """The given experts, and the router's own where there are none. The share that differs, of all `choices` of a
+    token, is added to the mismatch."""
+    given_TK = experts_TK.long()
+    is_given_T1 = given_TK[:, :1] != NO_CHOICE
+    differs_TK = (given_TK[:, :, None] != own_TK[:, None, :]).all(-1) & is_given_T1
+    mismatch_T += differs_TK.sum(-1) / choices
+    return given_TK.where(is_given_T1, own_TK)
 
 
 class PaddedRouting:

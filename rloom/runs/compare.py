@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rloom.runs.measures import ACCURACY, SCORE, validation_accuracies
+from rloom.runs.measures import ACCURACY, SCORE
 from rloom.runs.names import KL_METRICS
 from rloom.runs.provenance import shown_value
-from rloom.runs.run_folder import RunFolder, flat_config
+from rloom.runs.run_folder import RunFolder, accuracy_curves, flat_config
 
 # label -> names of the metric; the first that a run has
 KEY_METRICS: Mapping[str, Sequence[str]] = {
@@ -137,15 +137,6 @@ def compare_accuracies(runs: Sequence[RunFolder]) -> list[AccuracyComparison]:
             )
         )
     return found
-
-
-def accuracy_curves(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[int, float]]:
-    """By data source."""
-    curves: dict[str, dict[int, float]] = {}
-    for row in rows:
-        for source, value in validation_accuracies(row).items():
-            curves.setdefault(source, {})[int(row["step"])] = value
-    return curves
 
 
 def compare_metrics(metrics: Sequence[Sequence[Mapping[str, float]]]) -> list[MetricComparison]:

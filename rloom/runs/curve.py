@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rloom.runs.measures import ACCURACY, measures_of, shown, validation_accuracies
+from rloom.runs.measures import ACCURACY, measures_of, shown
 from rloom.runs.names import KL_METRICS
 from rloom.runs.records import EVENTS_FILE, read_metrics
-from rloom.runs.run_folder import last_events, recorded_measures
+from rloom.runs.run_folder import accuracy_curves, last_events, recorded_measures
 
 INK, FAINT, GRID = "#1f2933", "#8a94a0", "#e6e9ed"
 BLUE, SLATE = "#2563c9", "#5b6b7c"
@@ -86,11 +86,7 @@ def _draw_panels(figure: Any, records: Records, measures: Mapping[str, str]) -> 
         [partial(_draw_smoothed, panel=panel, curve=curve) for panel in row if len(curve := _curve(records, panel))]
         for row in (LARGE_PANELS, SMALL_PANELS)
     )
-    accuracies = [(record["step"], validation_accuracies(record)) for record in records]
-    sources = dict.fromkeys(source for _, found in accuracies for source in found)
-    curves = {
-        source: np.array([(s, found[source]) for s, found in accuracies if source in found]) for source in sources
-    }
+    curves = {source: np.array(list(curve.items())) for source, curve in accuracy_curves(records).items()}
     large = [*top, *([partial(_draw_accuracies, curves=curves, measures=measures)] if curves else [])]
     rows = [(row, ticks) for row, ticks in ((large, 8), (below, 4)) if row]
     if not rows:

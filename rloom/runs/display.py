@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rloom.language import translate
-from rloom.runs.measures import LABELS, shown, validation_accuracies
+from rloom.runs.measures import LABELS, short_number, shown, validation_accuracies
 from rloom.runs.names import step_line
 from rloom.runs.remaining import SAVE, STEP, VALIDATION, RemainingTime, Schedule, clock_time
 from rloom.terminal import INDENT, columns, folded, printable
@@ -200,7 +200,7 @@ def step_parts(
         of_all = f"/{total_epochs}" if total_epochs is not None and epoch <= total_epochs else ""
         parts.append(LinePart("epoch", f"{epoch}{of_all}"))
     for label, value in step_line(metrics).items():
-        parts.append(LinePart(label, f"{value:.3f}" if label == "reward_mean" else _short(value)))
+        parts.append(LinePart(label, f"{value:.3f}" if label == "reward_mean" else short_number(value)))
     failed = metrics.get("reward/failed", 0)
     if failed > 0:
         parts.append(LinePart("failed", str(round(failed))))
@@ -221,7 +221,7 @@ def validation_parts(
     parts = [LinePart("step", str(step)), LinePart("validation")]
     for name, key in (("loss", "val/loss"), ("perplexity", "val/perplexity")):
         if key in metrics:
-            parts.append(LinePart(name, _short(metrics[key])))
+            parts.append(LinePart(name, short_number(metrics[key])))
     for name, value in validation_accuracies(metrics).items():
         measure, since = measures[name], ""
         if name in first:
@@ -233,11 +233,6 @@ def validation_parts(
 
 def _first(names: tuple[str, ...], metrics: Mapping[str, float]) -> float | None:
     return next((metrics[name] for name in names if name in metrics), None)
-
-
-def _short(value: float) -> str:
-    """Three significant digits: 0.0213, 17.2; or a whole number: 12,345."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _folded(parts: list[LinePart], width: int | None) -> list[list[LinePart]]:

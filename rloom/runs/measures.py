@@ -57,4 +57,9 @@ def shown(value: float, measure: str) -> str:
     """An accuracy as a percentage, a score as it is: 42.2 %, -0.422. An `acc` beyond 0 to 1 is no share."""
     if measure == ACCURACY and 0 <= value <= 1:
         return f"{100 * value:.1f} %"
+    return short_number(value)
+
+
+def short_number(value: float) -> str:
+    """Three significant digits: 0.0213, 17.2; or a whole number: 12,345."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -219,6 +219,10 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def is_number(value: Any) -> bool:
+    return finite(value) is not None
+
+
 def is_texts(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 

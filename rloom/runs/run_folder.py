@@ -8,7 +8,7 @@ import mmap
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -359,16 +359,22 @@ def model_of(config: Mapping[str, Any]) -> str | None:
 def accuracies(validations: Mapping[int, Mapping[str, float]], recorded: Mapping[str, str]) -> dict[str, Accuracy]:
     """`validations`: metrics by step, in the order of the steps. `recorded`: as in `measures_of`."""
     measures = measures_of(list(validations.values()), recorded)
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for step, metrics in validations.items():
-        for source, value in validation_accuracies(metrics).items():
-            curves.setdefault(source, []).append((step, value))
     found = {}
-    for source, curve in curves.items():
+    for source, points in accuracy_curves(validations.values()).items():
+        curve = list(points.items())
         (first_step, first), (last_step, last) = curve[0], curve[-1]
         best_step, best = max(curve, key=lambda point: point[1])
         found[source] = Accuracy(measures[source], first, first_step, last, last_step, best, best_step)
     return found
+
+
+def accuracy_curves(rows: Iterable[Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    """By data source, then by step."""
+    curves: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for source, value in validation_accuracies(row).items():
+            curves.setdefault(source, {})[int(row["step"])] = value
+    return curves
 
 
 def read_ends(file: Path) -> tuple[float | None, dict[int, dict[str, float]]]:

@@ -16,6 +16,7 @@ from rloom.runs.measures import ACCURACY, measured, validation_accuracies
 from rloom.runs.names import with_aliases
 from rloom.runs.provenance import NOTICE, start_record
 from rloom.runs.records import EVENTS_FILE, METRICS_FILE, EventLog, read_metrics, truncate_metrics, write_rows
+from rloom.runs.run_folder import accuracy_curves
 from rloom.runs.trackers import make_trackers
 from rloom.runs.trackers.base import Start, Tracker, cell
 from rloom.types import Score
@@ -207,11 +208,7 @@ def _timings(seconds: Mapping[str, float]) -> dict[str, float]:
 
 def _first_accuracies(records: Iterable[Mapping[str, float]]) -> dict[str, tuple[int, float]]:
     """(step, accuracy) of each data source, in what metrics.jsonl holds: a resumed run still knows its first."""
-    first: dict[str, tuple[int, float]] = {}
-    for record in records:
-        found = {name: (int(record["step"]), value) for name, value in validation_accuracies(record).items()}
-        first = {**found, **first}
-    return first
+    return {source: next(iter(curve.items())) for source, curve in accuracy_curves(records).items()}
 
 
 def reward_summary(scores: Sequence[tuple[str, Score]]) -> str:

@@ -31,7 +31,6 @@ from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
 from rloom.training.ahead import AheadSampler, Queue, can_train_all
 from rloom.training.batch_store import BatchStore
-from rloom.training.best import BestSettings
 from rloom.training.checkpoint import Checkpoints, Writing, read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.queue_file import QueueReader, write_queue
@@ -41,6 +40,7 @@ from rloom.training.steps import (
     AfterStep,
     CompletedStep,
     StepLoop,
+    StepSettings,
     WriteCheckpoint,
     always_continue,
     worker_metrics,
@@ -67,8 +67,8 @@ class Overlong:
     factor: float
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(StepSettings):
     """The part of the configuration that the loop itself uses."""
 
     algorithm: Algorithm
@@ -85,17 +85,9 @@ class Settings:
     mismatch_warning: float | None  # threshold
     critic_warmup: int
     max_failed_share: float
-    total_steps: int
-    save_every: int | None
-    validate_every: int | None
-    validate_first: bool
-    best: BestSettings
     shown_answers: int
     rollout_dir: Path | None
     validation_dir: Path | None
-    device: torch.device
-    devices: int  # of all workers
-    peak_flops: float | None  # of all devices together, where it is known
 
 
 @dataclass(frozen=True)

@@ -15,24 +15,15 @@ from rloom.doctor.run.live import LiveDiagnosis
 from rloom.runs.metrics import throughput, utilisation
 from rloom.runs.runlog import RunLog
 from rloom.runtime.group import Group
-from rloom.training.best import BestSettings
 from rloom.training.checkpoint import Checkpoints, read_state
 from rloom.training.memory import SFT_UPDATE, SFT_VALIDATION, explain_out_of_memory
 from rloom.training.roles import Learner
-from rloom.training.steps import CompletedStep, StepLoop, WriteCheckpoint, worker_metrics
+from rloom.training.steps import CompletedStep, StepLoop, StepSettings, WriteCheckpoint, worker_metrics
 
 
-@dataclass(frozen=True)
-class SftSettings:
-    total_steps: int
-    save_every: int | None
-    validate_every: int | None
-    validate_first: bool
-    best: BestSettings
+@dataclass(frozen=True, kw_only=True)
+class SftSettings(StepSettings):
     rows_per_validation_pass: int
-    device: torch.device
-    devices: int  # of all workers
-    peak_flops: float | None  # of all devices together, where it is known
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from rloom.algos.objectives import Metrics
 from rloom.data.stream import EndOfData
 from rloom.doctor.run.live import LiveDiagnosis, live_message
@@ -37,17 +39,18 @@ class CompletedStep:
     rows: Rows = list  # its answers, as they are dumped
 
 
-class StepSettings(Protocol):
-    @property
-    def total_steps(self) -> int: ...
-    @property
-    def save_every(self) -> int | None: ...
-    @property
-    def validate_every(self) -> int | None: ...
-    @property
-    def validate_first(self) -> bool: ...
-    @property
-    def best(self) -> BestSettings: ...
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """The part of the configuration that every loop uses."""
+
+    total_steps: int
+    save_every: int | None
+    validate_every: int | None
+    validate_first: bool
+    best: BestSettings
+    device: torch.device
+    devices: int  # of all workers
+    peak_flops: float | None  # of all devices together, where it is known
 
 
 class StepState(Protocol):

@@ -75,12 +75,7 @@ def found_json(one: "FoundAnswer", text: str) -> Json:
     at = max(0, one.text.casefold().find(text.casefold()))
     start = max(0, at - BEFORE)
     return {
-        "group": one.group,
-        "number": one.number,
-        "prompt": one.prompt,
-        "data_source": one.data_source,
-        "score": one.score,
-        "length": one.length,
+        **{name: value for name, value in vars(one).items() if name != "text"},
         "excerpt": one.text[start : at + len(text) + AFTER],
         "cut": [start > 0, at + len(text) + AFTER < len(one.text)],
     }

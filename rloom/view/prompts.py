@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rloom.errors import DataError
@@ -16,15 +17,8 @@ if TYPE_CHECKING:
 
 ORDERS = ("asc", "desc")
 KEYS: "dict[str, Callable[[PromptSummary], Any]]" = {
-    "group": lambda prompt: prompt.group,
-    "index": lambda prompt: prompt.index,
-    "mean": lambda prompt: prompt.mean,
-    "best": lambda prompt: prompt.best,
-    "worst": lambda prompt: prompt.worst,
-    "spread": lambda prompt: prompt.spread,
-    "failed": lambda prompt: prompt.failed,
-    "length": lambda prompt: prompt.length,
-    "source": lambda prompt: prompt.data_source,
+    **{name: attrgetter(name) for name in ("group", "index", "mean", "best", "worst", "spread", "failed", "length")},
+    "source": attrgetter("data_source"),
 }
 
 
@@ -87,20 +81,7 @@ def in_order(
 
 
 def prompt_json(prompt: "PromptSummary") -> Json:
-    return {
-        "group": prompt.group,
-        "index": prompt.index,
-        "data_source": prompt.data_source,
-        "text": prompt.text,
-        "ground_truth": prompt.ground_truth,
-        "answers": prompt.answers,
-        "mean": prompt.mean,
-        "best": prompt.best,
-        "worst": prompt.worst,
-        "spread": prompt.spread,
-        "failed": prompt.failed,
-        "length": prompt.length,
-    }
+    return {name: value for name, value in vars(prompt).items() if name != "accuracy"}
 
 
 def _number(value: Any) -> Any:
@@ -139,28 +120,10 @@ def answers_json(answers: "Sequence[DumpedAnswer]") -> list[Json]:
 
 
 def answer_json(answer: "DumpedAnswer") -> Json:
-    return {
-        "text": answer.text,
-        "pieces": None
-        if answer.pieces is None
-        else [{"text": piece.text, "masked": piece.masked} for piece in answer.pieces],
-        "logprobs": answer.logprobs,
-        "advantages": answer.advantages,
-        "entropy": answer.entropy,
-        "ratio": answer.ratio,
-        "score": answer.score,
-        "accuracy": answer.accuracy,
-        "parts": answer.parts,
-        "reason": answer.reason,
-        "detail": answer.detail,
-        "prediction": answer.prediction,
-        "finished": answer.finished,
-        "version": answer.version,
-        **({} if answer.versions is None else {"versions": [list(run) for run in answer.versions]}),
-        "turns": [list(turn) for turn in answer.turns],
-        "length": answer.length,
-        **({} if answer.episode is None else {"episode": answer.episode}),
-    }
+    """Without `branch`, and without `versions` and `episode` where the dump has none."""
+    left_out = {name for name in ("versions", "episode") if getattr(answer, name) is None} | {"branch"}
+    found = {name: value for name, value in vars(answer).items() if name not in left_out}
+    return {**found, "pieces": None if answer.pieces is None else [vars(piece) for piece in answer.pieces]}
 
 
 def prompt_history(run: RunHandle, kind: "Kind", index: int) -> Json:
@@ -175,9 +138,7 @@ def prompt_history(run: RunHandle, kind: "Kind", index: int) -> Json:
         "text": prompt.text,
         "data_source": prompt.data_source,
         "ground_truth": prompt.ground_truth,
-        "steps": [
-            {"step": at.step, "group": at.group, "answers": at.answers, "mean": at.mean, "kind": kind} for at in steps
-        ],
+        "steps": [{**vars(at), "kind": kind} for at in steps],
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
+from rloom.runs.records import to_json_value
 from rloom.view.http_errors import BadRequest
 
 Json = Any
@@ -16,18 +17,8 @@ def to_json(value: Json) -> bytes:
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
+        text = json.dumps(to_json_value(value), allow_nan=False, separators=(",", ":"))
     return text.encode("ascii")
-
-
-def finite(value: Json) -> Json:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
-    return value
 
 
 MOST_PARAMETERS = 32

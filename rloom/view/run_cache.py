@@ -49,11 +49,16 @@ class RunHandle:
         self._opened_ms = int(time.time() * 1000)
 
     @contextmanager
-    def folder(self) -> Iterator[RunFolder]:
-        """Up to date, and not read by another thread meanwhile."""
+    def _lock_run(self) -> Iterator[None]:
         with self._lock:
             if not is_run(self.path):
                 raise NotFound(f"{self.path} is no run directory any more")
+            yield
+
+    @contextmanager
+    def folder(self) -> Iterator[RunFolder]:
+        """Up to date, and not read by another thread meanwhile."""
+        with self._lock_run():
             if self._folder is None:
                 self._folder = RunFolder(self.path)
             else:
@@ -73,9 +78,7 @@ class RunHandle:
 
     def summary(self) -> RunSummary:
         """In one line. Without reading all of the run: a list may have hundreds."""
-        with self._lock:
-            if not is_run(self.path):
-                raise NotFound(f"{self.path} is no run directory any more")
+        with self._lock_run():
             written = [_status(self.path / name) for name in WRITTEN]
             # whether a process still runs is seen in no file
             if self._summary is None or written != self._summarised or not self._summary.state.status.is_final:
@@ -88,9 +91,7 @@ class RunHandle:
 
     def report(self) -> Report:
         """Its findings, as new as the files; of a run that writes, 5 % of the time are spent on it."""
-        with self._lock:
-            if not is_run(self.path):
-                raise NotFound(f"{self.path} is no run directory any more")
+        with self._lock_run():
             written = [_status(self.path / name) for name in WRITTEN]
             started = time.monotonic()
             if self._report is None or (written != self._reported and started >= self._next_report):

@@ -8,10 +8,10 @@ from typing import Any
 
 from rloom.doctor.run.history import History
 from rloom.doctor.run.report import Report
-from rloom.runs.compare import Point, accuracy_curves, compare_accuracies, compare_configs
+from rloom.runs.compare import Point, compare_accuracies, compare_configs
 from rloom.runs.provenance import without_secrets
 from rloom.runs.records import Event, to_json_value
-from rloom.runs.run_folder import RunState, RunSummary, algorithm_of, flat_config
+from rloom.runs.run_folder import RunState, RunSummary, accuracy_curves, algorithm_of, flat_config
 from rloom.view.http_errors import BadRequest, NotFound
 from rloom.view.labels import read_labels
 from rloom.view.query import Json, Query, format_value, whole_number

@@ -68,10 +68,7 @@ KL_FAULT = Fault(
         Cause(
             "the learning rate is too high",
             large_update,
-            lambda history: [
-                lower_learning_rate(history),
-                Change(f"{ACTOR}.clip_ratio", 0.1, "smaller updates", "lower"),
-            ],
+            lambda history: [lower_learning_rate(history), SMALLER_UPDATES],
         ),
         Cause("the KL coefficient is too small", weak_kl, stronger_kl),
         Cause("the reward pays for answers that the reference would never give"),
@@ -99,11 +96,11 @@ def higher_rate(history: History) -> list[Advice]:
     return [Change(key, max(1e-6, rounded(10 * history.number(key, 1e-6))), "a higher learning rate")]
 
 
-def scaled_rewards(history: History) -> list[Advice]:
-    return ["return scores of about 0 to 1 from the reward function"]
-
-
-TINY_REWARDS = Cause("rewards are tiny, and the advantages are not normalised", tiny_rewards, scaled_rewards)
+TINY_REWARDS = Cause(
+    "rewards are tiny, and the advantages are not normalised",
+    tiny_rewards,
+    lambda history: ["return scores of about 0 to 1 from the reward function"],
+)
 STATIC = Fault(
     "policy_static",
     Severity.WARNING,

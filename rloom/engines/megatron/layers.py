@@ -32,7 +32,7 @@ from rloom.engines.megatron.core import (
 )
 from rloom.engines.megatron.sizes import Shape
 from rloom.models.attention import AttentionOptions, PackedAttention
-from rloom.models.routing import NO_CHOICE
+from rloom.models.routing import replayed
 
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
@@ -127,11 +127,7 @@ class Replay:
         self, scores: Tensor, topk: int, groups: Any, group_topk: Any, compute: Any
     ) -> tuple[Tensor, Tensor]:
         own_SK = compute(scores, topk, num_groups=groups, group_topk=group_topk)[1]
-        given_SK = self.experts_SK.long()
-        is_given_S1 = given_SK[:, :1] != NO_CHOICE
-        differs_SK = (given_SK[:, :, None] != own_SK[:, None, :]).all(-1) & is_given_S1
-        self.mismatch_S += differs_SK.sum(-1) / (topk * self.layers)
-        chosen_SK = given_SK.where(is_given_S1, own_SK)
+        chosen_SK = replayed(self.experts_SK, own_SK, self.mismatch_S, topk * self.layers)
         return scores.gather(1, chosen_SK), chosen_SK
 
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from rloom.episodes.base import VERL_RESULT_CHARACTERS, EnvironmentReport, ToolSchema
+from rloom.episodes.base import VERL_RESULT_CHARACTERS, ToolSchema
 from rloom.episodes.contracts.calls import NO_IMAGES, ToolResult, UserCalls
-from rloom.episodes.contracts.tools import Tool
+from rloom.episodes.contracts.tools import Tool, Toolset
 from rloom.errors import ConfigError
 from rloom.extras import install_command
 from rloom.plugins import type_and_message
-from rloom.types import Message
 
 START_LIMIT_S = 60.0  # of a server, while the run starts
 
@@ -120,20 +119,15 @@ def client_of(settings: Mapping[str, Any], errors: IO[str]) -> AbstractAsyncCont
     return at_url
 
 
-class McpTools:
+class McpTools(Toolset):
     """The tools of one server. An episode that calls one has a connection of its own, and with it a program of its own,
     from the first call to the end."""
-
-    gives_reward = asks_at_end = False
 
     def __init__(self, server: McpServer) -> None:
         self.server = server
         self.client: asyncio.Future[Any] | None = None
         self.done = asyncio.Event()
         self.keeper: asyncio.Task[None] | None = None
-
-    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple(messages)
 
     def tools(self) -> Sequence[Tool]:
         return [
@@ -165,12 +159,6 @@ class McpTools:
         except Exception as error:
             if not ready.done():
                 ready.set_exception(first_error(error))
-
-    def reward(self, calls: UserCalls) -> float | None:
-        return None
-
-    def report(self) -> EnvironmentReport:
-        return EnvironmentReport()
 
     def close(self, calls: UserCalls) -> None:
         if self.keeper is not None:

@@ -3,11 +3,12 @@
 import inspect
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rloom.episodes.base import EnvironmentReport, EpisodeLimits, Observation, ToolSchema, cut
 from rloom.episodes.contracts.calls import (
@@ -26,6 +27,9 @@ from rloom.episodes.tool_calls import AUTO, ParsedCall, parse_tool_calls
 from rloom.episodes.user_errors import note_tool_error, type_and_text
 from rloom.errors import ConfigError
 from rloom.types import Message, ToolCall, plain_text
+
+if TYPE_CHECKING:
+    from rloom.episodes.contracts.verl import Interaction
 
 SCORES = "get_reward"
 NOT_TOOLS = ("reset", SCORES, "close")
@@ -48,47 +52,40 @@ class Tool:
         return inspect.iscoroutinefunction(self.function)
 
 
-class Toolset(Protocol):
-    """Tools of one source, for one episode. `calls` runs a user's code."""
+class Toolset(ABC):
+    """Tools of one source, for one episode. `calls` runs a user's code. The methods with a body are those of tools
+    without a state."""
 
-    @property
-    def gives_reward(self) -> bool:
-        """Whether the tools or their end may have one."""
-
-    @property
-    def asks_at_end(self) -> bool:
-        """Whether `reward` calls a user's code."""
+    gives_reward: bool = False  # the tools or their end may have one
+    asks_at_end: bool = False  # `reward` calls a user's code
 
     def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
         """The messages before the first answer."""
+        return tuple(messages)
 
+    @abstractmethod
     def tools(self) -> Sequence[Tool]: ...
 
     def reward(self, calls: UserCalls) -> float | None:
         """At the end; None: it gives none."""
+        return None
 
-    def report(self) -> EnvironmentReport: ...
+    def report(self) -> EnvironmentReport:
+        return EnvironmentReport()
 
-    def close(self, calls: UserCalls) -> None: ...
-
-
-class UserTurns(Protocol):
-    """Answers the policy in place of a user, after an answer without a call."""
-
-    def begin(self, calls: UserCalls, row: Mapping[str, Any]) -> None: ...
-
-    def answer(self, calls: UserCalls, messages: Sequence[Message]) -> Observation: ...
-
-    def report(self) -> EnvironmentReport: ...
-
-    def close(self, calls: UserCalls) -> None: ...
+    def close(self, calls: UserCalls) -> None:
+        return
 
 
 class ToolEnvironment:
     """An answer without a call ends the episode, unless something answers in place of a user."""
 
     def __init__(
-        self, toolsets: Sequence[Toolset], limits: EpisodeLimits, call_format: str = AUTO, user: UserTurns | None = None
+        self,
+        toolsets: Sequence[Toolset],
+        limits: EpisodeLimits,
+        call_format: str = AUTO,
+        user: "Interaction | None" = None,
     ) -> None:
         self.toolsets, self.limits, self.call_format, self.user = toolsets, limits, call_format, user
         self.calls = UserCalls(limits.call_s)
@@ -251,10 +248,8 @@ def check_names(chosen: Sequence[str], tools: Mapping[str, Tool]) -> Sequence[st
     return chosen
 
 
-class FunctionTools:
+class FunctionTools(Toolset):
     """Functions without a state."""
-
-    asks_at_end = False
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.given = tools
@@ -264,23 +259,11 @@ class FunctionTools:
     def of(cls, functions: Sequence[Callable[..., Any]]) -> "FunctionTools":
         return cls([Tool(tool_schema(function), function) for function in functions])
 
-    def begin(self, calls: UserCalls, row: Mapping[str, Any], messages: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple(messages)
-
     def tools(self) -> Sequence[Tool]:
         return self.given
 
-    def reward(self, calls: UserCalls) -> float | None:
-        return None
 
-    def report(self) -> EnvironmentReport:
-        return EnvironmentReport()
-
-    def close(self, calls: UserCalls) -> None:
-        return
-
-
-class MethodTools:
+class MethodTools(Toolset):
     """The public methods of an instance, as TRL has it: `reset(**row)` begins, `get_reward()` scores."""
 
     def __init__(self, instance: Any, seed: int = 0) -> None:

@@ -18,7 +18,7 @@ import yaml
 from rloom.environments.kinds import MULTI_TURN
 from rloom.episodes.base import VERL_RESULT_CHARACTERS, EnvironmentReport, Observation, ToolSchema
 from rloom.episodes.contracts.calls import ToolResult, UserCalls, accepted, as_reward, as_text, numbers, plain_values
-from rloom.episodes.contracts.tools import Tool
+from rloom.episodes.contracts.tools import Tool, Toolset
 from rloom.episodes.rows import extra_info, interaction_kwargs, selected_tools, tools_kwargs
 from rloom.episodes.stand_ins import verl_tools
 from rloom.errors import ConfigError
@@ -149,7 +149,7 @@ def tool_schema_object(schema: Mapping[str, Any]) -> Any:
     return schemas.OpenAIFunctionToolSchema.model_validate(schema)
 
 
-class ConfiguredTools:
+class ConfiguredTools(Toolset):
     """Tools of classes of BaseTool. They are made once, and have an instance for each episode."""
 
     gives_reward = asks_at_end = True

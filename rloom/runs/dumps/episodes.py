@@ -11,10 +11,10 @@
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rloom.runs.records import finite, is_whole, parse_row, to_json_value
+from rloom.runs.records import Check, is_number, is_text, is_whole, or_none, parse_row, to_json_value
 
 if TYPE_CHECKING:  # it imports torch, which readers of a dump do not need
     from rloom.batch import Trajectory
@@ -103,22 +103,6 @@ def is_message(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(map(is_text, pair))
 
 
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def is_number(value: Any) -> bool:
-    return finite(value) is not None
-
-
-def is_number_or_none(value: Any) -> bool:
-    return value is None or is_number(value)
-
-
 def is_list(value: Any) -> bool:
     return isinstance(value, list)
 
@@ -127,12 +111,12 @@ def is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-Checks = Mapping[str, Callable[[Any], bool]]
+Checks = Mapping[str, Check]
 
 EPISODE: Checks = {
     "ending": is_text,
-    "reward": is_number_or_none,
-    "failure": is_text_or_none,
+    "reward": or_none(is_number),
+    "failure": or_none(is_text),
     "origin": ORIGINS.__contains__,
     "steps": is_list,
 }
@@ -142,12 +126,12 @@ STEP: Checks = {
     **dict.fromkeys(("messages", "calls"), is_list),
     **dict.fromkeys(("finished", "trained"), is_bool),
     "seconds": is_number,
-    "reward": is_number_or_none,
+    "reward": or_none(is_number),
 }
 CALL: Checks = {
     **dict.fromkeys(("name", "arguments", "result"), is_text),
     "seconds": is_number,
-    "error": is_text_or_none,
+    "error": or_none(is_text),
 }
 
 

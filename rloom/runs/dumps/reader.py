@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from rloom.runs.dumps.index import (
     file_name,
     first_branches,
 )
-from rloom.runs.records import finite, is_whole, open_regular, parse_row
+from rloom.runs.records import Check, finite, is_number, is_whole, open_regular, or_none, parse_row
 
 
 class TokenTexts:
@@ -209,14 +209,13 @@ class Dumps:
 
     def history(self, kind: Kind, index: int) -> list[PromptAtStep]:
         """The steps whose dump has the prompt, from the index alone."""
-        return list(self._history(kind, index))
-
-    def _history(self, kind: Kind, index: int) -> Iterator[PromptAtStep]:
-        for step in self.steps(kind):
-            entry = self._index.entries[kind, step]
-            for place, prompt in enumerate(entry.prompts):
-                if prompt == index:
-                    yield PromptAtStep(step, entry.groups[place], entry.answers[place], entry.means[place])
+        return [
+            PromptAtStep(step, entry.groups[place], entry.answers[place], entry.means[place])
+            for step in self.steps(kind)
+            for entry in [self._index.entries[kind, step]]
+            for place, prompt in enumerate(entry.prompts)
+            if prompt == index
+        ]
 
     def _rows(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> list[dict[str, Any]]:
         """Those columns of all rows, or of the rows of one group, checked."""
@@ -319,19 +318,15 @@ def pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def _is_number_or_none(value: float | None) -> bool:
-    return value is None or finite(value) is not None
-
-
 def _has_no_none(values: Sequence[Any] | None) -> bool:
     return values is not None and None not in values
 
 
-CHECKS: Mapping[str, Callable[[Any], bool]] = {
+CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("group", "index", "length", "branch", "calls"), is_whole),
     **dict.fromkeys(("data_source", "prompt", "output", "finished", "version"), lambda value: value is not None),
     **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail", "episode"), lambda value: True),
-    **dict.fromkeys(("score", "accuracy"), _is_number_or_none),
+    **dict.fromkeys(("score", "accuracy"), or_none(is_number)),
     **dict.fromkeys(("turns", "tokens", VERSIONS.name), _has_no_none),
     **dict.fromkeys(TOKEN_COLUMNS, lambda values: values is None or None not in values),
 }
