@@ -390,14 +390,11 @@ class ServerRollout(Rollout):
 
 @dataclass(frozen=True)
 class ServerLink:
-    """One server, as far as weights are concerned."""
-
     loop: EventLoop
     http: Http
     url: str
 
     def start(self, call: Call) -> "Future[bytes]":
-        """Send the request and return at once. Raises nothing: the future does."""
         return self.loop.start(self.http.send(self.url, call))
 
 

@@ -13,7 +13,6 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from rloom.engines.distributed import NamedGroup
-from rloom.rollout.servers.wire import TransferSettings
 
 T = TypeVar("T")
 
@@ -34,18 +33,21 @@ class ServerRendezvous:
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         return cls(f"rloom_{uuid.uuid4().hex[:12]}", host, store.port, store)
 
-    def join(self, answer: "Future[bytes]", settings: TransferSettings, backend: str) -> NamedGroup:
+    def join(
+        self, answer: "Future[bytes]", server_ranks: int, *, backend: str, device: torch.device, timeout_s: float
+    ) -> NamedGroup:
         """`answer`: of the request that makes the server join."""
+        address = f"{self.host}:{self.port}"
         return run_beside(
             answer,
             lambda: NamedGroup(
                 self.name,
                 0,
-                1 + settings.server_ranks,
-                address=f"{self.host}:{self.port}",
+                1 + server_ranks,
+                address=address,
                 backend=backend,
-                device=settings.device,
-                timeout_s=settings.timeout_s,
+                device=device,
+                timeout_s=timeout_s,
             ),
         )
 

@@ -6,7 +6,7 @@ cut the distribution (srt/layers/sampler.py), unless the server has SGLANG_RETUR
 
 import base64
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rloom.engines.distributed import NamedGroup
 from rloom.engines.weight_sync import dumps
@@ -18,6 +18,7 @@ from rloom.rollout.servers.wire import (
     WEIGHTS,
     Bucket,
     Call,
+    Link,
     Sender,
     ServerApi,
     ServerApiError,
@@ -25,9 +26,6 @@ from rloom.rollout.servers.wire import (
     TransferSettings,
     parsed,
 )
-
-if TYPE_CHECKING:
-    from rloom.rollout.servers.client import ServerLink
 
 
 class SglangApi(ServerApi):
@@ -87,14 +85,14 @@ class SglangApi(ServerApi):
     def resume(self, part: str) -> Call:
         return Call("/resume_memory_occupation", {"tags": [part]})
 
-    def sender(self, link: "ServerLink", settings: TransferSettings) -> Sender:
+    def sender(self, link: Link, settings: TransferSettings) -> Sender:
         return SharedSender(link, settings) if settings.kind == SHARED else CollectiveSender(link, settings)
 
 
 class CollectiveSender:
     """By broadcast in a process group of the trainer and one server."""
 
-    def __init__(self, link: "ServerLink", settings: TransferSettings) -> None:
+    def __init__(self, link: Link, settings: TransferSettings) -> None:
         self.link, self.settings = link, settings
         self.group: NamedGroup | None = None
 
@@ -102,7 +100,9 @@ class CollectiveSender:
         where, settings = ServerRendezvous.for_server(self.link.url), self.settings
         backend = backend_for(settings.device)
         answer = self.link.start(init_group(where, settings.server_ranks, backend))
-        group = where.join(answer, settings, backend)
+        group = where.join(
+            answer, settings.server_ranks, backend=backend, device=settings.device, timeout_s=settings.timeout_s
+        )
         check_success(answer)
         return group
 
@@ -125,7 +125,7 @@ class CollectiveSender:
 class SharedSender:
     """By handles of the trainer's memory, one for each process of the server."""
 
-    def __init__(self, link: "ServerLink", settings: TransferSettings) -> None:
+    def __init__(self, link: Link, settings: TransferSettings) -> None:
         self.link, self.ranks = link, settings.server_ranks
 
     def send(self, bucket: Bucket, label: str) -> None:

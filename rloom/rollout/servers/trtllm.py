@@ -9,7 +9,7 @@ trainer's at temperature 1. A request has no field for another mode.
 import base64
 import hashlib
 import hmac
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from rloom.engines.weight_sync import dumps, gpu_uuid, reduced
@@ -22,15 +22,13 @@ from rloom.rollout.servers.wire import (
     Call,
     Identity,
     IdentityRoute,
+    Link,
     Sender,
     ServerApi,
     ServerApiError,
     TransferSettings,
     parsed,
 )
-
-if TYPE_CHECKING:
-    from rloom.rollout.servers.client import ServerLink
 
 AUTHENTICATION = "x-trtllm-rl-control-auth"
 TAGS = {WEIGHTS: ["model", "model_weights"], CACHE: ["kv_cache"]}  # of its ExecutorMemoryType
@@ -71,7 +69,7 @@ class TrtllmApi(ServerApi):
             return {}
         return {AUTHENTICATION: f"sha256={hmac.new(key.encode(), body, hashlib.sha256).hexdigest()}"}
 
-    def sender(self, link: "ServerLink", settings: TransferSettings) -> Sender:
+    def sender(self, link: Link, settings: TransferSettings) -> Sender:
         return HandleSender(link, settings)
 
 
@@ -86,7 +84,7 @@ def identity(body: bytes) -> Identity:
 class HandleSender:
     """By CUDA IPC handles, by the GPU's UUID; a request without handles ends the update and drops cached keys."""
 
-    def __init__(self, link: "ServerLink", settings: TransferSettings) -> None:
+    def __init__(self, link: Link, settings: TransferSettings) -> None:
         self.link, self.has_begun = link, False
         self.device = gpu_uuid(settings.device) if settings.device.type == "cuda" else ANY_DEVICE
 

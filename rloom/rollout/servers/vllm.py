@@ -7,7 +7,7 @@ new weights from a process group with the trainer.
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from rloom.engines.distributed import NamedGroup
@@ -21,15 +21,13 @@ from rloom.rollout.servers.wire import (
     Call,
     Identity,
     IdentityRoute,
+    Link,
     Sender,
     ServerApi,
     ServerApiError,
     TransferSettings,
     parsed,
 )
-
-if TYPE_CHECKING:
-    from rloom.rollout.servers.client import ServerLink
 
 EXTENSION = "rloom.rollout.vllm.server_worker.ServerWorker"
 ABORT_S = 60.0  # for vLLM to abort requests whose connections were closed: before that it keeps their keys
@@ -72,14 +70,14 @@ class VllmApi(ServerApi):
     def resume(self, part: str) -> Call:
         return Call(f"/wake_up?{urlencode({'tags': part})}", {})
 
-    def sender(self, link: "ServerLink", settings: TransferSettings) -> Sender:
+    def sender(self, link: Link, settings: TransferSettings) -> Sender:
         return StreamSender(link, settings, self.temperature)
 
 
 class StreamSender:
     """One call of the extension reads all buckets of an update, as they come over the process group."""
 
-    def __init__(self, link: "ServerLink", settings: TransferSettings, temperature: float) -> None:
+    def __init__(self, link: Link, settings: TransferSettings, temperature: float) -> None:
         self.link, self.settings, self.temperature = link, settings, temperature
         self.channel: NamedGroup | SharedChannel | None = None
         self.update: Future[bytes] | None = None
@@ -89,7 +87,9 @@ class StreamSender:
         shared = settings.kind == SHARED
         backend = "gloo" if shared else backend_for(settings.device)
         answer = self.link.start(join_group(where, settings.server_ranks, backend, shared, self.temperature))
-        group = where.join(answer, settings, backend)
+        group = where.join(
+            answer, settings.server_ranks, backend=backend, device=settings.device, timeout_s=settings.timeout_s
+        )
         answer.result()
         return SharedChannel(group, settings.device) if shared else group
 

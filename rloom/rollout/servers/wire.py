@@ -2,17 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from pydantic_core import from_json, to_json
 from torch import Tensor
 
 from rloom.rollout.base import Request
-
-if TYPE_CHECKING:
-    from rloom.rollout.servers.client import ServerLink
 
 WEIGHTS, CACHE = "weights", "kv_cache"  # parts of a server's GPU memory
 COLLECTIVE, SHARED = "collective", "shared"  # ways to send weights
@@ -61,6 +59,16 @@ class IdentityRoute:
 
 class ServerApiError(Exception):
     """An answer that is not of the engine's protocol. The message completes "the server ..."."""
+
+
+class Link(Protocol):
+    """One server, as far as weights are concerned."""
+
+    @property
+    def url(self) -> str: ...
+
+    def start(self, call: Call) -> "Future[bytes]":
+        """Send the request and return at once. Raises nothing: the future does."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ class ServerApi(ABC):
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 
     @abstractmethod
-    def sender(self, link: "ServerLink", settings: TransferSettings) -> Sender: ...
+    def sender(self, link: Link, settings: TransferSettings) -> Sender: ...
 
 
 def parsed(body: bytes) -> Any:
