@@ -25,8 +25,7 @@ from typing import Any
 from rloom.config.from_checkpoint import flattened
 from rloom.config.given_keys import leaf_keys
 from rloom.runs.curve import STYLE
-from rloom.runs.measures import validation_accuracies
-from rloom.runs.run_folder import RunFolder
+from rloom.runs.run_folder import RunFolder, accuracy_curves
 
 ALGORITHMS = {"gae": "PPO", "grpo": "GRPO", "rloo": "RLOO"}
 NAMES = {"openai/gsm8k": "GSM8K test", "openai/openai_humaneval": "HumanEval", "mbpp": "MBPP test"}
@@ -72,11 +71,8 @@ class Run:
     @cached_property
     def accuracies(self) -> dict[str, dict[int, float]]:
         """In percent: by held-out set, by step."""
-        found: dict[str, dict[int, float]] = {}
-        for record in self.folder.metrics:
-            for source, value in validation_accuracies(record).items():
-                found.setdefault(source, {})[int(record["step"])] = 100 * value
-        return found
+        curves = accuracy_curves(self.folder.metrics).items()
+        return {source: {step: 100 * value for step, value in curve.items()} for source, curve in curves}
 
     @cached_property
     def sizes(self) -> Counter[str]:

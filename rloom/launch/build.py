@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -65,6 +65,7 @@ from rloom.training.roles import Learner, MiniBatching, Scorer
 from rloom.training.sampling import DynamicSampling, Sampler
 from rloom.training.schedule import RecordedRun, ScheduleWriter
 from rloom.training.separate import SeparateSampler
+from rloom.training.steps import StepSettings
 from rloom.types import Prompt
 
 
@@ -313,22 +314,21 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         shown_answers=trainer.log_val_generations,
         rollout_dir=expand(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         validation_dir=expand(trainer.validation_data_dir) if trainer.validation_data_dir else None,
-        **step_settings(trainer, total_steps, groups.workers),
+        **vars(step_settings(trainer, total_steps, groups.workers)),
     )
 
 
-def step_settings(trainer: RunTrainer, total_steps: int, workers: BuiltWorkers) -> dict[str, Any]:
-    """Those that every kind of training has."""
-    return {
-        "total_steps": total_steps,
-        "save_every": trainer.save_freq if trainer.save_freq > 0 else None,
-        "validate_every": trainer.test_freq if trainer.test_freq > 0 else None,
-        "validate_first": trainer.val_before_train,
-        "best": best_settings(trainer),
-        "device": workers.device,
-        "devices": workers.devices,
-        "peak_flops": workers.peak_flops,
-    }
+def step_settings(trainer: RunTrainer, total_steps: int, workers: BuiltWorkers) -> StepSettings:
+    return StepSettings(
+        total_steps=total_steps,
+        save_every=trainer.save_freq if trainer.save_freq > 0 else None,
+        validate_every=trainer.test_freq if trainer.test_freq > 0 else None,
+        validate_first=trainer.val_before_train,
+        best=best_settings(trainer),
+        device=workers.device,
+        devices=workers.devices,
+        peak_flops=workers.peak_flops,
+    )
 
 
 def advantage_settings(config: Config) -> AdvantageSettings:

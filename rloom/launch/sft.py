@@ -96,7 +96,9 @@ def open_sft(
     stream = RowStream(inputs.rows, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     total = trainer.total_training_steps or trainer.total_epochs * stream.steps_per_epoch
     with open_workers(config, layout, logs, SftWorker, SFT_BUILD) as workers:
-        settings = SftSettings(rows_per_validation_pass=data.train_batch_size, **step_settings(trainer, total, workers))
+        settings = SftSettings(
+            rows_per_validation_pass=data.train_batch_size, **vars(step_settings(trainer, total, workers))
+        )
         numbers = layout.workers_of(ACTOR)
         model = Learner(
             "actor",  # the folder that `rloom export` reads
