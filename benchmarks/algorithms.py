@@ -1,6 +1,6 @@
 """Time and memory of PPO, RLOO and GRPO in the same run, each with the models that its guide gives it.
 
-    python benchmarks/algorithms.py --shapes qwen2.5-0.5b [--prompts 128] [--answers 5] [--steps 3] [key=value]
+    python benchmarks/algorithms.py --shapes qwen2.5-0.5b [--algorithms PPO] [--prompts 128] [--answers 5] [key=value]
 
 Each algorithm is one `rloom train` command: PPO with critic and reference, RLOO with a reference, GRPO with neither.
 The weights are random and answers do not end early, so that all three generate the same number of tokens; the first
@@ -75,6 +75,7 @@ def train(name: str, model: Path, run: Path, given: argparse.Namespace, override
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["qwen2.5-0.5b"], choices=sorted(SHAPES))
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=ALGORITHMS)
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--answers", type=int, default=5)
     parser.add_argument("--new_tokens", type=int, default=512)
@@ -85,7 +86,7 @@ def main() -> None:
         rows, base = [], dict[str, float]()
         with tempfile.TemporaryDirectory() as scratch:
             model = write_model(shape, Path(scratch) / "model")
-            for name in ALGORITHMS:
+            for name in given.algorithms:
                 found = train(name, model, Path(scratch) / name, given, overrides)
                 seconds = [found.get(f"timing_s/{stage}", 0.0) for stage in STAGES]
                 memory = found.get("perf/max_memory_allocated_gb", 0.0)
@@ -101,7 +102,8 @@ def main() -> None:
                 )
                 note(f"{shape} {' · '.join(rows[-1])}")
         print(f"\n{shape}, {given.prompts} prompts × {given.answers} answers × {given.new_tokens} tokens, seconds:\n")
-        print(table(["", *STAGES, "of PPO's", "GB", "of PPO's"], rows), flush=True)
+        share = f"of {given.algorithms[0]}'s"
+        print(table(["", *STAGES, share, "GB", share], rows), flush=True)
 
 
 if __name__ == "__main__":
