@@ -29,6 +29,7 @@ from rloom.config.base import (
 )
 from rloom.config.reward_sections import CustomRewardFunction, RewardModel
 from rloom.config.sections import (
+    CHAT_VARIABLES,
     KL_ESTIMATOR,
     SCORING_PASSES,
     WHERE_NEEDED,
@@ -500,7 +501,7 @@ class SftData(PassSection):
     truncation: Literal["error", "left", "right"] = key(
         "error", "For rows over the maximum: stop with an error, or remove tokens on that side."
     )
-    apply_chat_template_kwargs: dict[str, Any] = key({}, "Further variables of the chat template.")
+    apply_chat_template_kwargs: dict[str, Any] = key({}, CHAT_VARIABLES)
     train_max_samples: int = key(-1, "Use only the first N training rows. -1: all.", ge=-1)
     val_max_samples: int = key(-1, "Use only the first N validation rows. -1: all.", ge=-1, same_run=True)
     shuffle: bool = key(True, "Shuffle the rows in each epoch; the order depends only on `seed` and the epoch.")

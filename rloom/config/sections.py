@@ -19,6 +19,8 @@ from rloom.config.episode_sections import AgentSection, MultiTurnSection
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 from rloom.tables import read_table
 
+CHAT_VARIABLES = "Variables of the chat template, such as {enable_thinking: False} for Qwen3."
+
 
 class Data(Section):
     train_files: str | list[str] = key(
@@ -41,6 +43,7 @@ class Data(Section):
         "error",
         "For prompts over the maximum that are not filtered: stop with an error, or remove tokens on that side.",
     )
+    apply_chat_template_kwargs: dict[str, Any] = key({}, CHAT_VARIABLES)
     shuffle: bool = key(True, "Shuffle the prompts in each epoch; the order depends only on `seed` and the epoch.")
     seed: int = key(1, "Seed of the prompt order, the sampled answers and the shuffling of mini-batches.", ge=0)
     prompt_key: str = key("prompt", "Column with the prompt: chat messages or a plain string.")

@@ -13,6 +13,7 @@ rendered text is tokenized without adding special tokens.
 """
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ from rloom.errors import DataError
 from rloom.types import Message
 
 log = logging.getLogger(__name__)
+
+TEMPLATE_KEY, VARIABLES_KEY = "actor_rollout_ref.model.custom_chat_template", "data.apply_chat_template_kwargs"
 
 
 class Tokenizer(Protocol):
@@ -43,7 +46,6 @@ class Tokenizer(Protocol):
         self,
         conversation: list[dict[str, Any]],
         *,
-        chat_template: str | None,
         add_generation_prompt: bool,
         tokenize: bool,
         **variables: Any,
@@ -73,26 +75,54 @@ def as_prompt(prompt: Any) -> tuple[Message, ...]:
     return messages
 
 
+def set_template(
+    tokenizer: Tokenizer, custom: str | None, variables: Mapping[str, Any], template_key: str = TEMPLATE_KEY
+) -> None:
+    """Replace the tokenizer's chat template by the run's: `custom` if there is one, with `variables` as defaults.
+
+    The variables are a part of the template, so that all who render with this tokenizer have them, such as an agent in
+    another process. A call that gives one itself is stronger.
+    """
+    template = tokenizer.chat_template if custom is None else custom
+    if variables:
+        if template is None:
+            raise DataError(
+                f"{VARIABLES_KEY}={dict(variables)}: the tokenizer {tokenizer.name_or_path} has no chat template that "
+                f"could read them; remove the key, or set {template_key}"
+            )
+        for name in variables:
+            if not re.search(rf"\b{re.escape(name)}\b", str(template)):
+                log.warning(f"Note: {VARIABLES_KEY}.{name} has no effect: the chat template does not read it")
+        defaults = [f"{{%- set {name} = {name} | default({value!r}) %}}" for name, value in variables.items()]
+        template = _begun_with("".join(defaults), template)
+    tokenizer.chat_template = template
+
+
+def _begun_with(start: str, template: Any) -> Any:
+    """A template of several, by name, begins so in each. A tag ends with its line, so the template's own stay."""
+    if isinstance(template, Mapping):
+        return {name: _begun_with(start, one) for name, one in template.items()}
+    return f"{start}\n{template}"
+
+
 def render_chat(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
-    custom_chat_template: str | None = None,
     *,
     answered: bool = False,
     variables: Mapping[str, Any] | None = None,
-    template_key: str = "actor_rollout_ref.model.custom_chat_template",
+    template_key: str = TEMPLATE_KEY,
 ) -> str:
     """The text up to the start of the assistant's answer. `answered`: up to the end of the last message instead.
 
     `variables`: further ones of the template, such as its tools.
     """
-    if tokenizer.chat_template is None and custom_chat_template is None:
+    if tokenizer.chat_template is None:
         _warn_of_plain_format(tokenizer.name_or_path, template_key)
         return (tokenizer.bos_token or "") + _plain_format(messages, answered)
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
-            chat_template=custom_chat_template,
             add_generation_prompt=not answered,
             tokenize=False,
             **(variables or {}),

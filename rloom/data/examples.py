@@ -6,7 +6,7 @@ a prefix of the whole chat; otherwise the place of the answer is unknown, and th
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ class ChatColumns:
     is_chat: bool | None = None  # None: if the row has messages
     prompt_path: tuple[str, ...] | None = None  # column and keys below it; None: the first of PROMPTS
     response_path: tuple[str, ...] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)  # variables of the chat template
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,7 @@ class ChatRow:
 
     placed: PlacedRow
     messages: tuple[Message, ...]  # the last of them the assistant's
-    variables: Mapping[str, Any]  # variables of the chat template
-
-
-@dataclass(frozen=True)
-class ChatFormat:
-    """How a chat is rendered and tokenized."""
-
-    tokenizer: Tokenizer
-    template: str | None = None  # None: the tokenizer's
+    variables: Mapping[str, Any]  # of its chat template
 
 
 def read_chats(
@@ -73,22 +64,20 @@ def read_chats(
     return found
 
 
-def load_examples(
-    rows: Sequence[ChatRow], chat_format: ChatFormat, *, max_length: int, truncation: str
-) -> list[Example]:
+def load_examples(rows: Sequence[ChatRow], tokenizer: Tokenizer, *, max_length: int, truncation: str) -> list[Example]:
     found: list[Example] = []
     for start in range(0, len(rows), ROWS_PER_CHUNK):
         chunk = rows[start : start + ROWS_PER_CHUNK]
         found += [
             shortened(row.placed, one, max_length, truncation)
-            for row, one in zip(chunk, build(chunk, chat_format), strict=True)
+            for row, one in zip(chunk, build(chunk, tokenizer), strict=True)
         ]
     return found
 
 
-def build(rows: Sequence[ChatRow], chat_format: ChatFormat) -> list[Example]:
-    pieces = [pieces_of(row, chat_format) for row in rows]
-    tokens = tokenize([text for of_row in pieces for text in texts_of(of_row)], chat_format.tokenizer)
+def build(rows: Sequence[ChatRow], tokenizer: Tokenizer) -> list[Example]:
+    pieces = [pieces_of(row, tokenizer) for row in rows]
+    tokens = tokenize([text for of_row in pieces for text in texts_of(of_row)], tokenizer)
     examples = []
     for row, of_row in zip(rows, pieces, strict=True):
         count = 2 * len(of_row)
@@ -109,14 +98,14 @@ def chat_of(row: Row, columns: ChatColumns) -> tuple[tuple[Message, ...], Mappin
             raise DataError(f"{columns.messages_key!r} is {type(given).__name__}; it must be a list of chat messages")
         messages = as_messages([with_content(message) for message in given], "the chat")
         tools = row.get(columns.tools_key)
-        return checked(messages), {**columns.variables, **({"tools": tools} if tools else {})}
+        return checked(messages), {"tools": tools} if tools else {}
     prompt = as_messages(first_value(row, columns.prompt_path, PROMPTS, "prompt"))
     response = first_value(row, columns.response_path, RESPONSES, "response")
     if not isinstance(response, str):
         raise DataError(f"the response is {type(response).__name__}; it must be text")
     if prompt[-1]["role"] == "assistant":
         raise DataError("the prompt ends with an assistant turn; put whole chats into data.messages_key")
-    return checked((*prompt, {"role": "assistant", "content": response})), columns.variables
+    return checked((*prompt, {"role": "assistant", "content": response})), {}
 
 
 def with_content(message: Any) -> Any:
@@ -177,15 +166,14 @@ class ChatPiece:
     is_answer: bool
 
 
-def chat_pieces(row: ChatRow, chat_format: ChatFormat) -> list[ChatPiece]:
+def chat_pieces(row: ChatRow, tokenizer: Tokenizer) -> list[ChatPiece]:
     """The rendered chat, divided into prompts and answers in turn."""
     messages = row.messages
 
     def render(count: int, answered: bool) -> str:
         return render_chat(
             messages[:count],
-            chat_format.tokenizer,
-            chat_format.template,
+            tokenizer,
             answered=answered,
             variables=row.variables,
             template_key="model.custom_chat_template",
@@ -204,7 +192,7 @@ def chat_pieces(row: ChatRow, chat_format: ChatFormat) -> list[ChatPiece]:
         answer = after[len(before) :].rstrip()
         content = messages[place]["content"].strip()
         # a template without such a token gets that of the tokenizer
-        end = (chat_format.tokenizer.eos_token or "") if content and answer.endswith(content) else ""
+        end = (tokenizer.eos_token or "") if content and answer.endswith(content) else ""
         pieces += [ChatPiece(whole[done : len(before)], False), ChatPiece(answer + end, True)]
         done = len(before) + len(answer)
     return [*pieces, ChatPiece(whole[done:], False)]
@@ -254,8 +242,8 @@ def shortened(row: PlacedRow, example: Example, limit: int, truncation: str) -> 
     return Example(example.index, example.text, tokens, mask)
 
 
-def pieces_of(row: ChatRow, chat_format: ChatFormat) -> list[ChatPiece]:
+def pieces_of(row: ChatRow, tokenizer: Tokenizer) -> list[ChatPiece]:
     try:
-        return chat_pieces(row, chat_format)
+        return chat_pieces(row, tokenizer)
     except DataError as error:
         raise DataError(f"{row.placed.place}: {error}") from error

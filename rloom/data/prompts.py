@@ -275,13 +275,12 @@ def load_prompts(
     truncation: Truncation,
     num_workers: int,
     return_raw_chat: bool,
-    custom_chat_template: str | None = None,
     field: str = "data.train_files",
 ) -> PromptTable:
     """`Prompt.index` counts rows before filtering. `Prompt.text` is not truncated."""
     tokenize([""], tokenizer)  # disables a truncation that is stored in tokenizer.json
-    key = _prompts_key(rows, tokenizer, custom_chat_template)
-    build = partial(_build, tokenizer=tokenizer, custom_chat_template=custom_chat_template)
+    key = _prompts_key(rows, tokenizer)
+    build = partial(_build, tokenizer=tokenizer)
     kept = stored(key, partial(_write_prompts, rows, build, num_workers))
     ends: NDArray[np.int64] = np.frombuffer(kept.records["tokens"].offsets, np.int64)
     lengths = (ends[1:] - ends[:-1]) // np.dtype(np.int32).itemsize
@@ -302,12 +301,12 @@ def load_prompts(
     )
 
 
-def _prompts_key(rows: PromptRows, tokenizer: Tokenizer, custom_chat_template: str | None) -> str | None:
+def _prompts_key(rows: PromptRows, tokenizer: Tokenizer) -> str | None:
     """None: the rows are not in the cache, or the tokenizer has code of its own instead of a description."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if rows.key is None or backend is None:
         return None
-    template = custom_chat_template or tokenizer.chat_template
+    template = tokenizer.chat_template
     today = date.today().isoformat() if "strftime_now" in str(template) else None
     described = sha256(backend.to_str().encode()).hexdigest()
     return key_of(
@@ -395,12 +394,12 @@ def _build_all(
         yield from chain.from_iterable(pool.map(built, starts))
 
 
-def _build(rows: Sequence[PromptRow], *, tokenizer: Tokenizer, custom_chat_template: str | None) -> list[_Built]:
+def _build(rows: Sequence[PromptRow], *, tokenizer: Tokenizer) -> list[_Built]:
     texts = []
     for row in rows:
         assert row.read.messages is not None  # no faults
         try:
-            texts.append(render_chat(row.read.messages, tokenizer, custom_chat_template))
+            texts.append(render_chat(row.read.messages, tokenizer))
             texts[-1].encode()
         except DataError as error:
             raise DataError(f"{row.placed.place}: {error}") from error

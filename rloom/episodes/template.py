@@ -16,7 +16,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -65,15 +65,13 @@ class Added:
 @dataclass(frozen=True)
 class TurnTemplate:
     tokenizer: Tokenizer
-    custom_chat_template: str | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)  # further ones of the template, without its tools
     special_texts: frozenset[str] = frozenset()  # of tokens that only the template and the policy may write
     call_format: str = AUTO  # of tool calls
 
     @property
     def source(self) -> str:
         """The template itself; of several, all."""
-        return str(self.custom_chat_template or self.tokenizer.chat_template or "")
+        return str(self.tokenizer.chat_template or "")
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Added:
         """A conversation from its first messages, up to the start of the first answer."""
@@ -128,9 +126,8 @@ class TurnTemplate:
     def render_plain(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> str:
         if tools and self.call_format == CODE_BLOCK:  # the template would ask for calls in its own form
             messages, tools = with_described_blocks(messages, tools), ()
-        variables = {**self.variables, "tools": list(tools)} if tools else self.variables
         read = list(map(readable, self.without_special_texts(messages)))
-        return render_chat(read, self.tokenizer, self.custom_chat_template, variables=variables)
+        return render_chat(read, self.tokenizer, variables={"tools": list(tools)} if tools else {})
 
     def ends_of_calls(self, past: RenderedConversation) -> tuple[re.Pattern[str], ...]:
         """What ends the answer after this conversation before the model ends it: text behind a block of code would be

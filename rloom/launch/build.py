@@ -33,7 +33,7 @@ from rloom.launch.episodes import open_episodes
 from rloom.launch.identity import Record
 from rloom.launch.inputs import HELD_OUT, TRAIN, Inputs, RunData, as_prompts, held_out_rows, read_inputs
 from rloom.launch.job import best_settings
-from rloom.launch.model_sources import policy_source
+from rloom.launch.model_sources import policy_tokenizer
 from rloom.launch.models import (
     check_policy_family,
     check_rollout,
@@ -46,7 +46,6 @@ from rloom.launch.rewards import check_reward_model, in_process_model, open_queu
 from rloom.launch.servers import gpus_of_workers
 from rloom.launch.worker import ModelFiles
 from rloom.launch.workers import BuiltWorkers, WorkerGroups, open_groups
-from rloom.models.load import load_tokenizer
 from rloom.rewards.composite import CompositeReward, check_failures
 from rloom.rollout.base import Sampling
 from rloom.rollout.kinds import KEY as ROLLOUT_KEY
@@ -196,7 +195,7 @@ def open_parts(
 def open_evaluation(config: Config, checkpoint: Path) -> Iterator[Evaluator]:
     """What validation needs: no critic, no optimizer, no training prompts."""
     check(config, resolved_needs(config))
-    tokenizer = load_tokenizer(policy_source(config))
+    tokenizer = policy_tokenizer(config)
     check_policy_family(config)
     check_reward_model(config)
     rows = held_out_rows(config)

@@ -259,11 +259,7 @@ def tokenizer_of(texts: Texts) -> PreTrainedTokenizerBase:
 
 
 def pickled_tokenizer(texts: Texts) -> bytes:
-    """With the chat template that the run uses."""
-    tokenizer = pickle.loads(pickle.dumps(tokenizer_of(texts)))
-    if texts.template.custom_chat_template is not None:
-        tokenizer.chat_template = texts.template.custom_chat_template
-    return pickle.dumps(tokenizer)
+    return pickle.dumps(tokenizer_of(texts))
 
 
 def verl_config(config: Config) -> dict[str, Any]:
@@ -277,7 +273,6 @@ def verl_config(config: Config) -> dict[str, Any]:
     }
     if rollout["multi_turn"]["max_tool_response_length"] is None:  # verl's loops compare it with a length
         rollout["multi_turn"]["max_tool_response_length"] = VERL_RESULT_CHARACTERS
-    data.setdefault("apply_chat_template_kwargs", {})
     data["tool_config_path"] = config.actor_rollout_ref.rollout.multi_turn.tool_config_path
     return found
 
@@ -321,7 +316,6 @@ def open_episodes(
         return
     template = TurnTemplate(
         tokenizer,
-        config.actor_rollout_ref.model.custom_chat_template,
         special_texts=special_texts(tokenizer),
         call_format=config.actor_rollout_ref.rollout.multi_turn.format,
     )

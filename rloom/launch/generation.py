@@ -13,7 +13,7 @@ from rloom.data.chat import as_messages, render_chat, tokenize
 from rloom.episodes.runner import Driver, EpisodeRow, EpisodeRunner, RunningEpisode
 from rloom.errors import ConfigError, DataError
 from rloom.language import translate
-from rloom.launch.model_sources import policy_source
+from rloom.launch.model_sources import policy_source, policy_tokenizer
 from rloom.launch.models import (
     check_policy_family,
     pick_device,
@@ -22,7 +22,7 @@ from rloom.launch.models import (
     rollout_engine,
 )
 from rloom.launch.worker import ModelFiles
-from rloom.models.load import load_tokenizer, read_config
+from rloom.models.load import read_config
 from rloom.models.source import check_folder
 from rloom.rollout.base import Completion, Request, Rollout, Sampling
 from rloom.rollout.kinds import ROLLOUTS
@@ -39,7 +39,6 @@ class TextGenerator:
     stop_ids: tuple[int, ...]
     context: int | None  # tokens of prompt and answer together that the model supports, if known
     max_new_tokens: int  # data.max_response_length
-    custom_chat_template: str | None
 
     def answers(self, prompts: Sequence[Any], sampling: Sampling, seed: int) -> list[str]:
         """One answer to each prompt: text, or a list of chat messages."""
@@ -98,7 +97,7 @@ class TextGenerator:
         yield translate(f"[end] {ending}; turns: {record.turns}, {reward}") + "\n"
 
     def request(self, prompt: Any, sampling: Sampling, seed: int) -> Request:
-        text = render_chat(as_messages(prompt), self.tokenizer, self.custom_chat_template)
+        text = render_chat(as_messages(prompt), self.tokenizer)
         [tokens] = tokenize([text], self.tokenizer)
         if self.context is not None and len(tokens) + sampling.max_new_tokens > self.context:
             raise DataError(
@@ -166,7 +165,7 @@ def open_generator(config: Config, checkpoint: Path | None) -> Iterator[TextGene
         reads_actor = ", ".join(name for name, kind in ROLLOUTS.items() if not kind.own_model)
         raise ConfigError(f"actor_rollout_ref.rollout.name={rollout.name}: use one of {reads_actor} here")
     pick_device(config)
-    tokenizer = load_tokenizer(policy_source(config))
+    tokenizer = policy_tokenizer(config)
     check_policy_family(config)
     network = policy_network(config)
     engine = policy_engine(config, network, trained=False)
@@ -180,7 +179,6 @@ def open_generator(config: Config, checkpoint: Path | None) -> Iterator[TextGene
             stop_ids=ModelFiles(network, tokenizer).stop_ids(),
             context=context_of(config),
             max_new_tokens=config.data.max_response_length,
-            custom_chat_template=config.actor_rollout_ref.model.custom_chat_template,
         )
     finally:
         built.close()

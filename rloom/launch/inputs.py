@@ -16,7 +16,7 @@ from rloom.data.rows import Columns, rows_digest
 from rloom.environments.kinds import ENVIRONMENTS
 from rloom.episodes.kinds import gives_rewards
 from rloom.errors import ConfigError, DataError
-from rloom.launch.model_sources import policy_source
+from rloom.launch.model_sources import policy_tokenizer
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.plugins import referenced
 
@@ -144,7 +144,6 @@ def read_sft_rows(config: SftConfig) -> SftRows:
         is_chat=data.multiturn.enable,
         prompt_path=column_path(data.prompt_key, data.prompt_dict_keys, "prompt"),
         response_path=column_path(data.response_key, data.response_dict_keys, "response"),
-        variables=data.apply_chat_template_kwargs,
     )
     held_out = held_out_files(config)
     return SftRows(
@@ -160,9 +159,7 @@ def column_path(column: str | None, below: list[str] | None, what: str) -> tuple
 
 
 def read_inputs(config: Config, data: RunData) -> Inputs:
-    from rloom.models.load import load_tokenizer  # imports transformers; rows are read before it
-
-    tokenizer = load_tokenizer(policy_source(config))
+    tokenizer = policy_tokenizer(config)
     prompts = as_prompts(config, tokenizer, data.train, TRAIN)
     by_prompt = not gives_rewards(config)  # else the columns, which the environment reads, make a difference, too
     if by_prompt and len(data.train) >= FEWEST_ROWS and prompts.different <= len(data.train) / 2:
@@ -186,6 +183,5 @@ def as_prompts(config: Config, tokenizer: Tokenizer, rows: PromptRows, field: st
         truncation=data.truncation,
         num_workers=data.dataloader_num_workers,
         return_raw_chat=data.return_raw_chat,
-        custom_chat_template=config.actor_rollout_ref.model.custom_chat_template,
         field=field,
     )

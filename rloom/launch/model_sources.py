@@ -1,7 +1,13 @@
 """Where the models of a run come from, by its configuration. Imports no torch."""
 
+from typing import TYPE_CHECKING
+
 from rloom.config.schema import Config, SftConfig
+from rloom.data.chat import set_template
 from rloom.models.source import ModelSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def policy_source(config: Config) -> ModelSource:
@@ -12,6 +18,16 @@ def policy_source(config: Config) -> ModelSource:
         overrides=model.override_config,
         longest=longest_sample(config),
     )
+
+
+def policy_tokenizer(config: Config) -> "PreTrainedTokenizerBase":
+    """With the chat template of the run. Exported models keep their own."""
+    from rloom.models.load import load_tokenizer  # imports transformers; rows are read before it
+
+    tokenizer = load_tokenizer(policy_source(config))
+    variables = config.data.apply_chat_template_kwargs
+    set_template(tokenizer, config.actor_rollout_ref.model.custom_chat_template, variables)
+    return tokenizer
 
 
 def longest_sample(config: Config) -> int:

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.objectives import SupervisedObjective
 from rloom.config.schema import SftConfig
-from rloom.data.examples import ChatFormat, Example, load_examples
+from rloom.data.chat import set_template
+from rloom.data.examples import Example, load_examples
 from rloom.data.stream import RowStream
 from rloom.engines.base import AdamW, Engine
 from rloom.engines.kinds import STRATEGIES
@@ -205,12 +206,18 @@ class SupervisedTraining:
             pick_device(config)  # fails at once if there is no GPU
         check_folder(source)
         family_of(source).layout(packed=config.model.use_remove_padding)
-        chat_format = ChatFormat(load_tokenizer(source), config.model.custom_chat_template)
+        tokenizer = load_tokenizer(source)
+        set_template(
+            tokenizer,
+            config.model.custom_chat_template,
+            config.data.apply_chat_template_kwargs,
+            "model.custom_chat_template",
+        )
         train, held_out = (
-            load_examples(rows, chat_format, max_length=config.data.max_length, truncation=config.data.truncation)
+            load_examples(rows, tokenizer, max_length=config.data.max_length, truncation=config.data.truncation)
             for rows in (self.data.train, self.data.held_out)
         )
-        return SftInputs(chat_format.tokenizer, train, held_out, self.data.content)
+        return SftInputs(tokenizer, train, held_out, self.data.content)
 
     def identity(self, inputs: SftInputs) -> Record:
         config = self.config

@@ -237,6 +237,7 @@ OF_ANOTHER_MODEL = (  # keys whose values fit the model that they were given wit
     f"{MODEL}.target_modules",
     f"{MODEL}.lora_adapter_path",
     f"{MODEL}.custom_chat_template",
+    "data.apply_chat_template_kwargs",
     "critic.model.override_config",
     f"{ACTOR}.megatron.override_transformer_config",
     "critic.megatron.override_transformer_config",
@@ -453,6 +454,7 @@ def sft_replacements(config: SftConfig, workers: int) -> dict[str, Any]:
     return {
         "model.path": EMBEDDED_NAME,
         "model.custom_chat_template": None,
+        "data.apply_chat_template_kwargs": {},
         "data.train_files": EMBEDDED_NAME,
         "data.val_files": EMBEDDED_NAME,
         "data.prompt_key": "prompt",

@@ -147,6 +147,7 @@ def test_what_has_an_effect_outside_of_the_run_is_asked_for() -> None:
         "algorithm.filter_groups.enable": "arithmetic",
         "critic.enable": "a model, as safetensors",
         "trainer.default_local_dir": "of a run; `rloom eval` replaces it",
+        "data.apply_chat_template_kwargs": "of a template, which runs in Jinja's sandbox",
         "custom_reward_function.reward_kwargs": "of the function, which needs consent",
         "actor_rollout_ref.rollout.multi_turn.environment_kwargs": "of the environment, which needs consent",
     }

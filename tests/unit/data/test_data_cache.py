@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from rloom.data import cache, prompts
 from rloom.data.cache import CachedFolder, Draft, key_of, stored
+from rloom.data.chat import set_template
 from rloom.data.prompts import PromptTable, load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
 from rloom.errors import DataError
@@ -46,6 +47,12 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(
         prompts, "tokenize", lambda texts, own: (found.extend(filter(None, texts)), tokenize(texts, own))[1]
     )
+    return found
+
+
+def with_template(tokenizer: Any, template: str | None) -> Any:
+    found = copy.copy(tokenizer)
+    set_template(found, template, {})
     return found
 
 
@@ -88,7 +95,7 @@ def test_another_limit_tokenizes_nothing_and_another_template_or_row_does(
     tokenized.clear()
     assert [len(prompt.tokens) for prompt in load(file, tokenizer, limit=3, filters=False)] == [3, 3, 3, 3]
     assert tokenized == []
-    load(file, tokenizer, custom_chat_template="{{ messages[0].content }}")
+    load(file, with_template(tokenizer, "{{ messages[0].content }}"))
     assert tokenized == ["ab", "c", "much2long", "ab"]
     tokenized.clear()
     file.write_text(json.dumps(row("ef")) + "\n")
@@ -99,7 +106,7 @@ def test_what_rows_and_tokens_depend_on_belongs_to_their_keys(
     folder: Path, file: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def texts(template: str | None = None) -> list[str]:
-        return [prompt.text for prompt in load(file, tokenizer, custom_chat_template=template)]
+        return [prompt.text for prompt in load(file, with_template(tokenizer, template))]
 
     assert len(read_prompt_rows(file, Columns(), max_samples=None)) == 4
     assert len(read_prompt_rows(file, Columns(), max_samples=2)) == 2
@@ -288,7 +295,7 @@ def test_any_special_token_that_a_chat_template_uses_belongs_to_the_key(
     found, other = [], copy.copy(tokenizer)
     for pad in ("<", ">"):
         other.pad_token = pad
-        found.append(load(file, other, custom_chat_template=template)[1].text)
+        found.append(load(file, with_template(other, template))[1].text)
     assert found == ["<c", ">c"]
 
 

@@ -1,4 +1,6 @@
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from rloom.data import chat
-from rloom.data.chat import as_messages, render_chat, stop_token_ids, tokenize
+from rloom.data.chat import as_messages, render_chat, set_template, stop_token_ids, tokenize
 from rloom.errors import DataError
 
 WORDS = ["<unk>", "<s>", "</s>", "System:", "User:", "Assistant:", "be", "terse", "hello", "[user]", "[assistant]"]
@@ -69,10 +71,62 @@ def test_the_plain_format_is_warned_of_once(caplog: pytest.LogCaptureFixture) ->
     assert "custom_chat_template" in caplog.text
 
 
+def with_template(made: Any, custom: str | None, variables: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    set_template(made, custom, variables)
+    return made
+
+
 def test_a_custom_template_comes_before_the_tokenizers_own() -> None:
     custom = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
-    assert render_chat(HELLO_MESSAGES, tokenizer(template=TEMPLATE), custom) == "<hello>"
-    assert render_chat(HELLO_MESSAGES, tokenizer(), custom) == "<hello>"
+    assert render_chat(HELLO_MESSAGES, with_template(tokenizer(template=TEMPLATE), custom)) == "<hello>"
+    assert render_chat(HELLO_MESSAGES, with_template(tokenizer(), custom)) == "<hello>"
+    assert with_template(tokenizer(template=TEMPLATE), None).chat_template == TEMPLATE
+
+
+THINKING = """
+*{% macro end() %}{{ mark }}{% endmacro %}
+{% if enable_thinking is defined and enable_thinking is false %}
+[no]{% endif %}
+{% for m in messages %}{{ m.content }}{{ end() }}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({}, "\n*hello"),
+        ({"enable_thinking": False}, "\n*[no]hello"),
+        ({"enable_thinking": True, "mark": "'\n\"é"}, "\n*hello'\n\"é"),
+    ],
+)
+def test_variables_of_a_template_are_those_of_a_call(variables: dict[str, Any], text: str) -> None:
+    """Transformers renders the same text if each call gets the variables."""
+    made = tokenizer(template=THINKING)
+    of_a_call = made.apply_chat_template(list(HELLO_MESSAGES), tokenize=False, **variables)
+    assert render_chat(HELLO_MESSAGES, with_template(made, None, variables)) == of_a_call == text
+
+
+def test_a_variable_that_a_call_gives_is_stronger() -> None:
+    made = with_template(tokenizer(template=THINKING), None, {"enable_thinking": False})
+    assert render_chat(HELLO_MESSAGES, made, variables={"enable_thinking": True}) == "\n*hello"
+
+
+def test_each_of_several_templates_gets_the_variables() -> None:
+    made = tokenizer()
+    made.chat_template = {"default": "{{ n }}", "tool_use": "{{ n + tools | length }}"}
+    with_template(made, None, {"n": [1, 2.5, None]})
+    assert render_chat(HELLO_MESSAGES, made) == "[1, 2.5, None]"
+    with_template(made, "{{ n.a }}", {"n": {"a": True}})
+    assert render_chat(HELLO_MESSAGES, made) == "True"
+
+
+def test_a_variable_without_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="rloom.data.chat"):
+        with_template(tokenizer(template=THINKING), None, {"enable_thinking": True, "enable": True})
+    assert [record.getMessage() for record in caplog.records] == [
+        "Note: data.apply_chat_template_kwargs.enable has no effect: the chat template does not read it"
+    ]
+    with pytest.raises(DataError, match=r"data\.apply_chat_template_kwargs=\{'x': 1\}: .* has no chat template"):
+        with_template(tokenizer(), None, {"x": 1})
 
 
 def test_what_a_template_refuses_is_a_fault_of_the_data() -> None:
@@ -80,7 +134,7 @@ def test_what_a_template_refuses_is_a_fault_of_the_data() -> None:
     with pytest.raises(DataError, match=r"refuses the messages \(no system role\)"):
         render_chat(HELLO_MESSAGES, picky)
     with pytest.raises(DataError, match="custom_chat_template"):
-        render_chat(HELLO_MESSAGES, picky, "{% for %}")
+        render_chat(HELLO_MESSAGES, with_template(picky, "{% for %}"))
 
 
 def test_a_plain_string_is_one_user_message() -> None:

@@ -1,3 +1,4 @@
+import copy
 import hashlib
 import json
 import logging
@@ -13,6 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
+from rloom.data.chat import set_template
 from rloom.data.prompts import load_prompts, read_prompt_rows
 from rloom.data.rows import Columns, data_source_of, ground_truth_of, rows_digest
 from rloom.errors import ConfigError, DataError
@@ -59,6 +61,12 @@ def load(files: str | list[str], tokenizer: Any, **changed: Any) -> list[Prompt]
     read |= {"field": settings["field"]} if "field" in settings else {}
     rows = read_prompt_rows(files, **read)
     return list(load_prompts(rows, tokenizer=tokenizer, prompt_key=read["columns"].prompt_key, **settings))
+
+
+def with_template(tokenizer: Any, template: str) -> Any:
+    found = copy.copy(tokenizer)
+    set_template(found, template, {})
+    return found
 
 
 def fault(files: str | list[str], tokenizer: Any, **changed: Any) -> str:
@@ -147,7 +155,7 @@ def test_raw_chat_reaches_the_reward(tmp_path: Path, tokenizer: Any) -> None:
 
 def test_a_custom_template_is_used(tmp_path: Path, tokenizer: Any) -> None:
     file = write(tmp_path / "a.json", [row("a")])
-    (prompt,) = load(file, tokenizer, custom_chat_template="{{ messages[0].content }}0")
+    (prompt,) = load(file, with_template(tokenizer, "{{ messages[0].content }}0"))
     assert (prompt.text, prompt.tokens) == ("a0", ids("a0"))
 
 
@@ -225,9 +233,8 @@ def test_a_malformed_row_is_named(tmp_path: Path, tokenizer: Any, broken: dict[s
 
 def test_a_prompt_without_tokens_is_named(tmp_path: Path, tokenizer: Any) -> None:
     file = write(tmp_path / "a.json", [row("a")])
-    assert "row 0 (counting from 0): the tokenizer makes no token" in fault(
-        file, tokenizer, custom_chat_template="{{ '' }}"
-    )
+    empty = with_template(tokenizer, "{{ '' }}")
+    assert "row 0 (counting from 0): the tokenizer makes no token" in fault(file, empty)
 
 
 def test_faults_of_a_file_name_the_setting(tmp_path: Path, tokenizer: Any) -> None:
