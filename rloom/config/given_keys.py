@@ -120,8 +120,10 @@ def drop_respelled(tree: Tree, root: Root, prefix: str = "") -> Tree:
 def given_in_files(tree: Tree, root: Root = Config) -> frozenset[str]:
     """The keys that YAML files set. `tree`: the files composed on top of `unset_tree`."""
     written = [entry for entry in entries(tree, root=root) if entry.value not in (UNSET, {})]
-    nested_paths = {entry.path for entry in written if not entry.respelled}
-    twice = [entry.path for entry in written if entry.respelled and entry.path in nested_paths]
+    spelled = {entry.path: entry.value for entry in written if not entry.respelled}
+    respelled = [entry for entry in written if entry.respelled and entry.path in spelled]
+    # verl's own files have some keys under two names, with one value or one naming the other: ${...}
+    twice = [one.path for one in respelled if one.value != spelled[one.path] and not str(one.value).startswith("${")]
     if twice:
         raise ConfigError(f"{', '.join(twice)}: written twice, in two spellings; keep one")
     return known((entry.path for entry in written), root) - copied_defaults(written, root)

@@ -234,6 +234,7 @@ def composer(
     config_name: str,
 ) -> Compose[C]:
     """A function that composes the files and these overrides with further arguments of Hydra."""
+    config_name = config_name.removesuffix(".yaml")
     folder, arguments = check_source(config_path, config_name), [as_addition(text, root) for text in overrides]
     typed = given_on_command_line(arguments, root)
     set_values = [] if values is None else store_values(values)
@@ -283,8 +284,11 @@ def overrides_tree(overrides: Sequence[str], root: Root = Config) -> Tree:
 
 
 def check_source(config_path: str | None, config_name: str) -> Path:
+    """The folder of the YAML file. verl's `config` is the folder of its own files: one that is not here is rloom's."""
     folder = Path(config_path).expanduser().resolve() if config_path else PACKAGED
-    if not (folder / f"{config_name.removesuffix('.yaml')}.yaml").is_file():
+    if config_path is not None and Path(config_path) == Path("config") and not folder.is_dir():
+        folder = PACKAGED
+    if not (folder / f"{config_name}.yaml").is_file():
         raise ConfigError(f"--config-name={config_name}: there is no such YAML file in {folder}")
     return folder
 

@@ -351,10 +351,10 @@ class RewardModel(ClassifierKeys):
     timeout_s: float = key(
         10.0, "Time limit of one call of a reward function; after it the sample counts as failed.", gt=0, same_run=True
     )
-    reward_manager: Literal["naive", "dapo", "batch"] = key(
+    reward_manager: Literal["naive", "dapo", "prime", "batch"] = key(
         "naive",
-        "How `custom_reward_function` is called. naive and dapo: once for each answer. batch: once for all answers to "
-        "a prompt, with lists: data_sources, solution_strs, ground_truths, extra_infos.",
+        "How `custom_reward_function` is called. naive, dapo and prime: once for each answer. batch: once for all "
+        "answers to a prompt, with lists: data_sources, solution_strs, ground_truths, extra_infos.",
     )
     num_workers: int = key(
         2,

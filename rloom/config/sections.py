@@ -45,7 +45,9 @@ class Data(Section):
     )
     apply_chat_template_kwargs: dict[str, Any] = key({}, CHAT_VARIABLES)
     shuffle: bool = key(True, "Shuffle the prompts in each epoch; the order depends only on `seed` and the epoch.")
-    seed: int = key(1, "Seed of the prompt order, the sampled answers and the shuffling of mini-batches.", ge=0)
+    seed: int = key(
+        1, "Seed of the prompt order, the sampled answers and the shuffling of mini-batches. null: 1.", ge=0
+    )
     prompt_key: str = key("prompt", "Column with the prompt: chat messages or a plain string.")
     reward_fn_key: str = key("data_source", "Column that selects the reward rule.")
     default_data_source: str | None = key(

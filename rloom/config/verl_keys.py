@@ -11,6 +11,9 @@ from typing import Any
 
 from rloom.tables import read_table
 
+OFF = (None, False, 0, "", "disabled")
+TARGET = "_target_"  # verl's class of a section, in a configuration that verl wrote
+
 
 @dataclass(frozen=True)
 class VerlKey:
@@ -20,9 +23,14 @@ class VerlKey:
     reason: str = ""  # completes "no effect in rloom, because"
     missing: str = ""  # subject and verb of "... not in this version of rloom"
     instead: str = ""
+    switch: str | None = None  # an entry of a section; while it is off, the others have no effect in verl either
+
+    def is_same(self, value: Any) -> bool:
+        off = self.switch is not None and isinstance(value, Mapping) and value.get(self.switch) in OFF
+        return off or value in self.same
 
     def accepts(self, value: Any) -> bool:
-        return value in self.same or bool(self.reason)
+        return self.is_same(value) or bool(self.reason)
 
     def refusal(self, setting: str) -> str:
         return f"{setting}: {self.missing} not in this version of rloom; {self.instead}"
@@ -69,11 +77,14 @@ def without_one_behaviour(tree: Mapping[str, Any], prefix: str = "") -> tuple[di
     for name, value in tree.items():
         path = f"{prefix}{name}"
         key = verl_keys().get(path)
+        if name == TARGET:
+            continue
         if key is not None and key.accepts(value):
-            notices += [] if value in key.same else [f"{path}={value}: no effect in rloom, because {key.reason}"]
-        elif isinstance(value, dict) and any(known.startswith(f"{path}.") for known in verl_keys()):
+            setting = path if isinstance(value, dict) else f"{path}={value}"
+            notices += [] if key.is_same(value) else [f"{setting}: no effect in rloom, because {key.reason}"]
+        elif isinstance(value, dict) and (TARGET in value or any(one.startswith(f"{path}.") for one in verl_keys())):
             rest, inner = without_one_behaviour(value, f"{path}.")
-            if rest or not value:  # else the section had such keys alone
+            if rest or not value:  # otherwise the section had such keys alone
                 kept[name] = rest
             notices += inner
         else:

@@ -190,6 +190,8 @@ def small_model(
         except Exception as error:  # some families require relations between entries
             failure = failure or error
     assert failure is not None
+    if kind is AutoModelForCausalLM and type(config) not in kind._model_mapping and not trust_remote_code:
+        raise ModelError("transformers has no model of this family for text alone; models of images are not supported")
     raise ModelError(f"no small model of it could be created for a check: {first_line(failure)}") from failure
 
 

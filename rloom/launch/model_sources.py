@@ -1,13 +1,10 @@
 """Where the models of a run come from, by its configuration. Imports no torch."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rloom.config.schema import Config, SftConfig
 from rloom.data.chat import set_template
 from rloom.models.source import ModelSource
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def policy_source(config: Config) -> ModelSource:
@@ -20,7 +17,7 @@ def policy_source(config: Config) -> ModelSource:
     )
 
 
-def policy_tokenizer(config: Config) -> "PreTrainedTokenizerBase":
+def policy_tokenizer(config: Config) -> Any:  # PreTrainedTokenizerBase: transformers is not imported here
     """With the chat template of the run. Exported models keep their own."""
     from rloom.models.load import load_tokenizer  # imports transformers; rows are read before it
 

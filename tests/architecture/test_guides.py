@@ -19,7 +19,8 @@ KEY = re.compile(rf"(?<![\w./{{-])((?:{SECTIONS})(?:\.[a-z][a-z_0-9]*)+)(?=[=\s`
 SFT_PAGES = ("sft.md", "sft.zh.md", "reference.md")  # pages that also name keys of `rloom sft`
 SFT_KEY = re.compile(r"(?<![\w./{-])((?:model|optim|engine)(?:\.[a-z][a-z_0-9]*)+)(?=[=\s`])")
 COLUMNS = {"reward_model.ground_truth"}  # columns of a data file, written like a key
-OPEN = ("rollout.engine_kwargs.", "function.reward_kwargs.", "model.override_config.", "ray_init.")  # any name below
+# any name below
+OPEN = ("rollout.engine_kwargs.", "function.reward_kwargs.", "model.override_config.", "ray_init.", "template_kwargs.")
 REFUSED = re.compile(
     r"^\| .*(?:remove|not in this version|the actor's keys|删去|本版本不支持|actor 的配置项).*\|$", re.M
 )

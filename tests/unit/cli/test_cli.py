@@ -316,9 +316,10 @@ def test_a_reader_that_ends_early_is_no_error(arguments: list[str]) -> None:
 
 def test_config_searches_inside_names_and_offers_similar_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", "chat_template"]) == 0
-    assert capsys.readouterr().out.startswith(
-        "actor_rollout_ref.model.custom_chat_template (str or null, default null)"
-    )
+    assert [line.partition(" (")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "data.apply_chat_template_kwargs",
+        "actor_rollout_ref.model.custom_chat_template",
+    ]
     assert cli.main(["config", "val_generations_logged"]) == 2
     assert "there is no such key; similar names are trainer.log_val_generations" in capsys.readouterr().err
     assert cli.main(["config", "qqqq"]) == 2

@@ -156,7 +156,7 @@ def test_the_embedded_model_on_other_data_reads_all_of_it() -> None:
 def test_keys_of_later_versions_say_so_and_their_idle_values_pass() -> None:
     load_config(["reward_model.enable=False", "reward_model.reward_manager=naive", "trainer.node_rank=0"])
     for key, what in {
-        "reward_model.reward_manager=prime": "reward_manager=prime: other reward managers are not in this version",
+        "reward_model.reward_manager=rate_limited": "rate_limited: other reward managers are not in this version",
         "data.custom_cls.path=rows.py": "data.custom_cls.path='rows.py': a dataset class of your own is not in this",
     }.items():
         with pytest.raises(ConfigError, match=what):

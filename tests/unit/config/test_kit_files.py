@@ -265,7 +265,7 @@ def test_both_names_of_the_mix_are_keys(spelling: str, tmp_path: Path) -> None:
 
 def test_a_file_with_both_names_of_the_mix_is_refused(tmp_path: Path) -> None:
     text = (
-        "defaults: [ppo_trainer, _self_]\nreward_model: {composite: {enable: true}}\ncomposite_reward: {enable: true}"
+        "defaults: [ppo_trainer, _self_]\nreward_model: {composite: {enable: true}}\ncomposite_reward: {enable: false}"
     )
     write(tmp_path / "mine.yaml", text)
     with pytest.raises(ConfigError, match=r"reward_model\.composite\.enable: written twice, in two spellings"):

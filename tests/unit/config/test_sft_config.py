@@ -49,7 +49,6 @@ def test_verls_spellings_are_keys_in_a_file_too(tmp_path: Path) -> None:
         ("lora_rank=4", r"lora_rank: there is no such key; did you mean model.lora_rank\?"),
         ("actor_rollout_ref.model.path=a", r"did you mean model.path\? \(`rloom config --sft` lists them all\)"),
         ("data.truncation=middle", r"data.truncation='middle': .* it takes error\|left\|right"),
-        ("model.use_liger=True", r"model.use_liger=True: Liger is not in this version of rloom"),
         ("data.custom_cls.path=a.py", r"write the rows to a parquet, json or jsonl file"),
     ],
 )

@@ -404,7 +404,7 @@ def test_the_tiny_model_has_no_experts() -> None:
 def test_other_keys_that_are_refused_stay_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLOOM_SMOKE", "1")
     with pytest.raises(ConfigError, match="other reward managers are not in this version"):
-        load_config(["reward_model.reward_manager=prime"])
+        load_config(["reward_model.reward_manager=rate_limited"])
 
 
 def test_other_values_of_the_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2_5_VLConfig
 
 from rloom.config.load import load_config
 from rloom.errors import ConfigError, ModelError
@@ -112,6 +112,12 @@ def test_a_family_that_nothing_here_computes_is_refused(tmp_path: Path) -> None:
         ModelError, match=r"\(roberta\): rloom does not compute this family correctly. Packed samples: "
     ):
         family_of(saved(tmp_path, "roberta")).layout(packed=True)
+
+
+def test_a_model_of_images_is_refused_as_one(tmp_path: Path) -> None:
+    Qwen2_5_VLConfig().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"\(qwen2_5_vl\): .* text alone; models of images are not supported"):
+        family_of(ModelSource(str(tmp_path))).layout(packed=True)
 
 
 def test_prompts_are_not_padded_for_a_family_whose_answers_would_change(tmp_path: Path) -> None:
