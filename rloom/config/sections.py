@@ -171,6 +171,11 @@ class AlgorithmSection(Section):
     rollout_correction: RolloutCorrection = section(
         RolloutCorrection, "Correction of the difference between the engine's log-probs and the trainer's."
     )
+    mask_truncated_answers: bool = key(
+        False,
+        "Leave answers that were cut off at the length limit, and episodes that ended at a limit, out of the loss and "
+        "its denominators. Their scores count for the other answers to the prompt.",
+    )
     filter_groups: FilterGroups = section(
         FilterGroups, "Dynamic sampling.", switch=Switch("enable", "groups are not filtered")
     )
