@@ -145,8 +145,10 @@ class AlgorithmSection(Section):
     )
     gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
     lam: float = key(0.95, "GAE's lambda. 0: one-step TD errors; 1: Monte Carlo returns.", ge=0, le=1)
-    norm_adv_by_std_in_grpo: bool = key(
-        True, "Divide the advantages of a group by their standard deviation. False: Dr. GRPO."
+    norm_adv_by_std_in_grpo: bool | Literal["batch"] = key(
+        True,
+        "Divide the advantages of a group by their standard deviation. False: Dr. GRPO. batch: divide by that of the "
+        "scores of the whole step.",
     )
     normalize_advantages: bool | None = key(
         None,
