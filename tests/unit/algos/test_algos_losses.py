@@ -213,7 +213,9 @@ def sequence_form(loss: PolicyLoss, terms: LossTerms) -> PolicyLoss:
     def by_answer(t: LossTerms, settings: LossSettings) -> TokenLoss:
         ratio_T = (t.sample_mean if loss is gspo else t.sample_sum)(t.logprobs_T).exp()
         plain_T, held_T = -t.advantages_T * ratio_T, -t.advantages_T * ratio_T.clamp(0.8, 1.2)
-        return TokenLoss(torch.maximum(plain_T, held_T) / (1 if loss is gspo else t.sample_sum(torch.ones_like(plain_T))))
+        return TokenLoss(
+            torch.maximum(plain_T, held_T) / (1 if loss is gspo else t.sample_sum(torch.ones_like(plain_T)))
+        )
 
     return by_answer
 
