@@ -137,7 +137,8 @@ class Batch:
     episode_tokens_N: Tensor | None = field(default=None, kw_only=True)  # iff episode_N, in an update: see aggregate.py
 
     @classmethod
-    def pack(cls, trajectories: Sequence[Trajectory]) -> "Batch":
+    def pack(cls, trajectories: Sequence[Trajectory], *, mask_truncated: bool = False) -> "Batch":
+        """`mask_truncated`: answers that ended at a limit are scored and not in the loss."""
         return cls(
             tokens_T=torch.cat([t.tokens_L for t in trajectories]),
             mask_T=torch.cat([t.mask_L for t in trajectories]),
@@ -148,7 +149,7 @@ class Batch:
             valid_N=torch.tensor([t.score.ok for t in trajectories]),
             experts_TMK=pack_experts(trajectories),
             episode_N=pack_episodes(trajectories),
-            in_loss_N=pack_in_loss(trajectories),
+            in_loss_N=pack_in_loss(trajectories, mask_truncated),
             turn_rewards_T=pack_turn_rewards(trajectories),
         )
 
@@ -428,9 +429,9 @@ def pack_episodes(trajectories: Sequence[Trajectory]) -> Tensor | None:
     return None if first_N.all() else first_N.cumsum(0) - 1
 
 
-def pack_in_loss(trajectories: Sequence[Trajectory]) -> Tensor | None:
+def pack_in_loss(trajectories: Sequence[Trajectory], mask_truncated: bool) -> Tensor | None:
     """None if all are in the loss."""
-    in_loss_N = torch.tensor([t.in_loss for t in trajectories])
+    in_loss_N = torch.tensor([t.in_loss and (t.finished or not mask_truncated) for t in trajectories])
     return None if in_loss_N.all() else in_loss_N
 
 

@@ -5,6 +5,7 @@ advantage 0. `normalized` follows the estimator, if the estimator or `algorithm.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ EPSILON = 1e-6
 class AdvantageSettings:
     gamma: float = 1.0
     lam: float = 0.95
-    norm_by_std: bool = True
+    norm_by_std: bool | Literal["batch"] = True  # batch: by the standard deviation of all returns of the step
     normalize: bool | None = None  # after the estimator; None: as the estimator is defined
 
 
@@ -114,9 +115,14 @@ def grpo(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
     """Group-relative advantage (Shao et al. 2024); without the std it is Dr. GRPO's (Liu et al. 2025)."""
     groups, return_N = Groups.of(inputs.batch), inputs.return_N
     centred_N = return_N - groups.mean(return_N)
-    if settings.norm_by_std:
-        centred_N = centred_N / (groups.std(return_N) + EPSILON)
-    return broadcast_to_tokens(inputs, groups, centred_N)
+    return broadcast_to_tokens(inputs, groups, centred_N / spread(groups, return_N, settings))
+
+
+def spread(groups: Groups, return_N: Tensor, settings: AdvantageSettings) -> Tensor:
+    """The divisor of the advantages: the standard deviation of a group or of the whole step, or 1."""
+    if settings.norm_by_std == "batch":
+        groups = replace(groups, member_N=torch.zeros_like(groups.member_N), size=1)
+    return groups.std(return_N) + EPSILON if settings.norm_by_std else torch.ones_like(return_N)
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantages:
@@ -148,9 +154,7 @@ def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantag
     alone_N = groups.total(best_N.long()) == 1  # two equal best samples have no lead
     second_N = groups.largest(return_N.where(~best_N, -torch.inf))
     lead_N = (return_N - second_N).where(best_N & alone_N & groups.comparable_N, 0)
-    if settings.norm_by_std:
-        lead_N = lead_N / (groups.std(return_N) + EPSILON)
-    return broadcast_to_tokens(inputs, groups, lead_N)
+    return broadcast_to_tokens(inputs, groups, lead_N / spread(groups, return_N, settings))
 
 
 # Reward shaping and dynamic sampling of DAPO (Yu et al. 2025)

@@ -68,6 +68,7 @@ ESTIMATORS = {
 LOSSES = {
     "vanilla": LossNeeds(scales_with_advantage=True, reads=CLIP | {"clip_ratio_c"}),
     "gspo": LossNeeds(aggregation=BY_SEQUENCE, ratio_of_answers=True, scales_with_advantage=True, reads=CLIP),
+    "sequence_ratio": LossNeeds(aggregation="seq-mean-token-sum", scales_with_advantage=True, reads=CLIP),
     "sapo": LossNeeds(aggregation=BY_SEQUENCE, scales_with_advantage=True, reads=SAPO),
     "gpg": LossNeeds(scales_with_advantage=True, reads=NOTHING),
     "cispo": LossNeeds(scales_with_advantage=True, reads=CLIP),

@@ -26,11 +26,12 @@ class LossTerms:
     samples: int
     chosen_T: Tensor | None = None  # iff the registry entry has `choose`: the tokens it chose
 
+    def sample_sum(self, value_T: Tensor) -> Tensor:
+        """For each token, the sum over the masked tokens of its sample."""
+        return sum_by_sample(value_T.where(self.mask_T, 0), self.sample_T, self.samples)[self.sample_T]
+
     def sample_mean(self, value_T: Tensor) -> Tensor:
-        """For each token, the mean over the masked tokens of its sample."""
-        total_N = sum_by_sample(value_T.where(self.mask_T, 0), self.sample_T, self.samples)
-        count_N = sum_by_sample(self.mask_T.to(value_T.dtype), self.sample_T, self.samples)
-        return (total_N / count_N.clamp(min=1))[self.sample_T]
+        return self.sample_sum(value_T) / self.sample_sum(torch.ones_like(value_T)).clamp(min=1)
 
     def geometric_mean(self, weight_T: Tensor) -> Tensor:
         """For each token, the geometric mean over the masked tokens of its sample; a weight of 0 counts as 1e-10."""
@@ -129,11 +130,23 @@ def gspo(terms: LossTerms, settings: LossSettings) -> TokenLoss:
     The ratio is s = exp(mean d) for all tokens of an answer; its gradient flows through each token's own log-prob. If
     all tokens of an answer have one advantage, this is the gradient of the sequence form.
     """
-    log_ratio_T = log_ratio(terms)
+    return with_answer_ratio(terms, settings, terms.sample_mean(log_ratio(terms)))
+
+
+def sequence_ratio(terms: LossTerms, settings: LossSettings) -> TokenLoss:
+    """PPO's surrogate with an answer as one action, in the token form of gspo: the ratio is s = exp(sum d).
+
+    With the aggregation seq-mean-token-sum its gradient is that of RLOO (Ahmadian et al. 2024) as TRL computes it.
+    """
+    total_T = terms.sample_sum(terms.logprobs_T.detach() - terms.old_logprobs_T)
+    return with_answer_ratio(terms, settings, total_T.clamp(-20, 20))
+
+
+def with_answer_ratio(terms: LossTerms, settings: LossSettings, answer_log_ratio_T: Tensor) -> TokenLoss:
     own_T = terms.logprobs_T - terms.logprobs_T.detach()  # value 0, gradient 1
-    ratio_T = (terms.sample_mean(log_ratio_T).detach() + own_T).exp()
+    ratio_T = (answer_log_ratio_T.detach() + own_T).exp()
     loss_T, clipped_T = clipped_surrogate(terms.advantages_T, ratio_T, settings)
-    return TokenLoss(loss_T, clip_parts(clipped_T, log_ratio_T))
+    return TokenLoss(loss_T, clip_parts(clipped_T, log_ratio(terms)))
 
 
 def geo_mean(terms: LossTerms, settings: LossSettings) -> TokenLoss:

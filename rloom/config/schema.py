@@ -142,7 +142,8 @@ class RefFsdp(Section):
 class PolicyLossSection(Section):
     loss_mode: str = key(
         "vanilla",
-        "The policy loss: vanilla, gspo, sapo, gpg, cispo, clip_cov, kl_cov, geo_mean, or your own as file.py:name.",
+        "The policy loss: vanilla, gspo, sequence_ratio, sapo, gpg, cispo, clip_cov, kl_cov, geo_mean, or your own as "
+        "file.py:name.",
         needs_consent=names_code,
     )
     tau_pos: float = key(1.0, "Steepness of the soft gate for positive advantages (sapo).", gt=0)

@@ -150,8 +150,10 @@ class AlgorithmSection(Section):
     )
     gamma: float = key(1.0, "Discount of later rewards.", ge=0, le=1)
     lam: float = key(0.95, "GAE's lambda. 0: one-step TD errors; 1: Monte Carlo returns.", ge=0, le=1)
-    norm_adv_by_std_in_grpo: bool = key(
-        True, "Divide the advantages of a group by their standard deviation. False: Dr. GRPO."
+    norm_adv_by_std_in_grpo: bool | Literal["batch"] = key(
+        True,
+        "Divide the advantages of a group by their standard deviation. False: Dr. GRPO. batch: divide by that of the "
+        "scores of the whole step.",
     )
     normalize_advantages: bool | None = key(
         None,
@@ -175,6 +177,11 @@ class AlgorithmSection(Section):
     kl_ctrl: KlCtrl = section(KlCtrl, "Coefficient of the KL in the reward.")
     rollout_correction: RolloutCorrection = section(
         RolloutCorrection, "Correction of the difference between the engine's log-probs and the trainer's."
+    )
+    mask_truncated_answers: bool = key(
+        False,
+        "Leave answers that were cut off at the length limit, and episodes that ended at a limit, out of the loss and "
+        "its denominators. Their scores count for the other answers to the prompt.",
     )
     filter_groups: FilterGroups = section(
         FilterGroups, "Dynamic sampling.", switch=Switch("enable", "groups are not filtered")

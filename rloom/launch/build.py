@@ -304,6 +304,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         kl_estimator=algorithm.kl_penalty if config.kl_in_reward or config.kl_only_measured else None,
         correction=correction(config),
         overlong=overlong(config),
+        mask_truncated=algorithm.mask_truncated_answers,
         dynamic_sampling=dynamic_sampling(config),
         compare_logprobs=rollout.calculate_log_probs,
         # answers of older weights differ from the trainer's by more than the engine does

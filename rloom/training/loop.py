@@ -80,6 +80,7 @@ class Settings(StepSettings):
     kl_estimator: str | None  # its name; None: the step measures no KL to the reference
     correction: CorrectionSettings | None
     overlong: Overlong | None
+    mask_truncated: bool  # answers that ended at a limit are not in the loss
     dynamic_sampling: DynamicSampling | None
     compare_logprobs: bool
     mismatch_warning: float | None  # threshold
@@ -169,7 +170,7 @@ class Training(StepLoop):
         # 1. Generate and score: n answers to each prompt, scored while others are still being generated.
         trajectories, metrics = self.sample(step)
         metrics |= self.probed()
-        batch = Batch.pack(trajectories)
+        batch = Batch.pack(trajectories, mask_truncated=s.mask_truncated)
         store = roles.policy.store(batch, step)
 
         # 2. Turn scores into advantages.

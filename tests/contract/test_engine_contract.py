@@ -47,12 +47,14 @@ def learn(who: Learner, batch: TrainBatch, step: int) -> dict[str, float]:
     return who.learn(batch, step, progress=lambda done, total: None)
 
 
-def taught(subject: Subject, *engines: Engine, objective: Any = OBJECTIVE) -> tuple[list[Weights], dict[str, float]]:
+def taught(
+    subject: Subject, *engines: Engine, objective: Any = OBJECTIVE, batch: TrainBatch | None = None
+) -> tuple[list[Weights], dict[str, float]]:
     """The gradient that the lesson leaves in each engine, and its metrics."""
-    who = learner(*engines, objective=objective)
-    shares = who.accumulate(train_batch())
+    who, batch = learner(*engines, objective=objective), train_batch() if batch is None else batch
+    shares = who.accumulate(batch)
     gradients = [subject.gradients(engine) for engine in engines]
-    return gradients, who.apply(0.0, train_batch(), shares).metrics
+    return gradients, who.apply(0.0, batch, shares).metrics
 
 
 SPLITS = {
@@ -98,6 +100,20 @@ def test_windows_softcaps_and_tied_weights_keep_the_gradient(
     learner(whole).accumulate(train_batch())
     learner(parts).accumulate(train_batch())
     assert_same(subject.gradients(parts), subject.gradients(whole))
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_two_workers_gradients_are_one_workers_without_the_answers_that_are_not_in_the_loss(
+    subject: Subject, folder: Path, aggregation: str
+) -> None:
+    """Truncated answers are such; here each worker has one of them, and the failed one of `train_batch` is removed."""
+    objective = replace(OBJECTIVE, aggregation=aggregation)
+    whole, trained = train_batch(), [0, 2, 3, 5, 7]
+    masked = replace(whole, in_loss_N=torch.isin(torch.arange(8), torch.tensor(trained)))
+    pair = [subject.build(folder, micro=MicroBatching(samples=size)) for size in (1, 3)]
+    [gradients], _ = taught(subject, subject.build(folder), objective=objective, batch=whole.select(trained))
+    [first, second], _ = taught(subject, *pair, objective=objective, batch=masked)
+    assert_same({name: first[name] + second[name] for name in first}, gradients)
 
 
 def test_two_workers_gradients_add_up_to_one_workers(subject: Subject, folder: Path) -> None:

@@ -28,8 +28,28 @@ HARMLESS = re.compile(
     r"num_completions_to_print|optim_target_modules|overwrite_output_dir|parallelism_config|past_index|"
     r"per_device_eval_batch_size|per_gpu_(train|eval)_batch_size|prediction_loss_only|project|"
     r"restore_callback_states_from_checkpoint|save_(on_each_node|only_model|safetensors)|tf32|torchdynamo|"
-    r"train_sampling_strategy|use_cache|use_cpu|use_ipex|use_legacy_prediction_loop|use_mps_device"
+    r"train_sampling_strategy|use_cache|use_cpu|use_ipex|use_legacy_prediction_loop|use_mps_device|"
+    r"activation_offloading|cache_implementation|dataset_num_proc|eval_packing|pad_to_multiple_of|pad_token|"
+    r"packing_strategy|torch_empty_cache_steps|transformers_continuous_batching_config|"
+    r"use_transformers_(continuous_batching|paged)|vllm_(enable_sleep_mode|group_port|max_model_length|model_impl)|"
+    # read only with a field that is refused, or by `find_together`
+    r"entropy_(coef_(min|max|delta)|target)|ref_model_(mixup_alpha|sync_steps)|vespo_.*|vllm_server_(host|port|timeout)"
 )
+NO_DUAL_CLIP, SMALLEST_RATIO, LARGEST_RATIO = 1e6, 1e-9, 1e9  # ratios are clamped to e^20
+LOSS_MODE, AGGREGATION = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+CORRECTION = "algorithm.rollout_correction"
+# TRL counts updates, rloom steps
+COUNTED = ("trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq", f"{ACTOR}.optim.lr_warmup_steps")
+# TRL's defaults, of a mapping, whose other fields have rloom's
+DEFAULTS: dict[str, Any] = {
+    **{"num_train_epochs": 3, "save_steps": 500, "seed": 42, "weight_decay": 0.0, "lr_scheduler_type": "linear"},
+    **{"num_generations": 8, "per_device_train_batch_size": 8, "loss_type": "dapo"},
+    **{"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 3.0},
+}
+DEFAULTS_OF_RLOO = {
+    **{name: DEFAULTS[name] for name in list(DEFAULTS)[:5]},
+    **{"num_generations": 2, "per_device_train_batch_size": 8, "beta": 0.05},
+}
 Values = Mapping[str, Any]
 
 
@@ -79,6 +99,7 @@ def server(url: Any) -> Values:
 
 
 NOT_HERE = "not in this version; leave it out"
+CHOSEN_HERE = {"attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "use_cache"}
 STRATEGY = "checkpoints and validations are counted in steps; use 'steps' with save_steps and eval_steps, or 'no'"
 # fields that all three have, beside those of the optimizer
 RUN = {
@@ -96,25 +117,36 @@ RUN = {
     "seed": TrlField("data.seed"),
     "shuffle_dataset": TrlField("data.shuffle"),
     "load_best_model_at_end": TrlField("trainer.keep_best_checkpoint"),
-    "bf16": without_effect("bfloat16 on a GPU, float32 on a CPU"),
     "fp16": refused("bfloat16 on a GPU, float32 on a CPU; leave it out", False),
     "use_liger_kernel": without_effect("fused kernels are on by default"),
     "logging_steps": without_effect("every step is logged"),
     "disable_dropout": without_effect("rloom trains without dropout"),
     "remove_unused_columns": without_effect("reward functions get every column"),
     "dataloader_num_workers": without_effect("prompts are read at the start"),
+    "adam_epsilon": refused("AdamW's epsilon is 1e-8; leave it out", 1e-8),
+    "neftune_noise_alpha": refused(NOT_HERE),
+    "label_smoothing_factor": refused(NOT_HERE, 0.0),
+    "router_aux_loss_coef": refused("the loss has no term for the load of experts; use 0.0", 0.0),
     "optim": refused("the optimizer is AdamW; leave it out", "adamw_torch", "adamw_torch_fused"),
-    "model_init_kwargs": refused(f"use the keys below {MODEL}, such as {MODEL}.override_config", {}),
+    "model_init_kwargs": TrlField(
+        convert=lambda value: {} if {*value} <= CHOSEN_HERE else None,
+        reason=f"attention and data types are chosen by rloom; for others use the keys below {MODEL}, such as "
+        f"{MODEL}.override_config",
+        harmless=(None, {}),
+    ),
     "deepspeed": refused("rloom shards with FSDP2; leave it out"),
     "peft_config": refused("use lora_rank= and the keys model.lora_alpha, model.target_modules"),
     "metric_for_best_model": refused("the mean validation score decides; trainer.best_metric_key names another metric"),
-    "push_to_hub": refused("export the checkpoint and push it: rloom export CKPT DIR --push_to_hub NAME", False),
+    "push_to_hub": TrlField(
+        convert=lambda value: {}, reason="rloom export CKPT DIR --push_to_hub NAME does it", harmless=(None, False)
+    ),
 }
 
 
-def optimizer(optim: str, clip: str) -> dict[str, TrlField]:
+def optimizer(optim: str, clip: str, dtype: str) -> dict[str, TrlField]:
     """`optim`: the section of the optimizer."""
     return {
+        "bf16": TrlField(dtype, one_of({True: {}, False: {dtype: "float32"}})),
         "learning_rate": TrlField(f"{optim}.lr"),
         "weight_decay": TrlField(f"{optim}.weight_decay"),
         "lr_scheduler_type": TrlField(
@@ -123,9 +155,15 @@ def optimizer(optim: str, clip: str) -> dict[str, TrlField]:
                 {
                     **{name: {f"{optim}.lr_scheduler_type": name} for name in ("constant", "cosine", "linear")},
                     "constant_with_warmup": {f"{optim}.lr_scheduler_type": "constant"},
+                    "cosine_with_min_lr": {f"{optim}.lr_scheduler_type": "cosine"},
                 }
             ),
             "schedules here are constant, cosine and linear",
+        ),
+        "lr_scheduler_kwargs": TrlField(
+            f"{optim}.min_lr_ratio",
+            lambda v: {f"{optim}.min_lr_ratio": v["min_lr_rate"]} if [*v] == ["min_lr_rate"] else None if v else {},
+            f"schedules here have {optim}.min_lr_ratio, which is min_lr_rate; leave the others out",
         ),
         "warmup_steps": TrlField(f"{optim}.lr_warmup_steps", whole(f"{optim}.lr_warmup_steps"), "use warmup_ratio"),
         "warmup_ratio": TrlField(f"{optim}.lr_warmup_steps_ratio"),
@@ -135,9 +173,12 @@ def optimizer(optim: str, clip: str) -> dict[str, TrlField]:
 
 RL: Mapping[str, TrlField] = {
     **RUN,
-    **optimizer(f"{ACTOR}.optim", f"{ACTOR}.grad_clip"),
+    **optimizer(f"{ACTOR}.optim", f"{ACTOR}.grad_clip", f"{ACTOR}.fsdp_config.dtype"),
     "num_generations": TrlField(f"{ROLLOUT}.n"),
-    "num_generations_eval": TrlField(f"{ROLLOUT}.val_kwargs.n"),
+    "num_generations_eval": TrlField(
+        f"{ROLLOUT}.val_kwargs.n",
+        lambda v: {f"{ROLLOUT}.val_kwargs.n": v, f"{ROLLOUT}.val_kwargs.do_sample": True},
+    ),
     "max_completion_length": TrlField("data.max_response_length"),
     "max_tool_calling_iterations": TrlField(f"{ROLLOUT}.multi_turn.max_user_turns"),
     "max_prompt_length": TrlField(
@@ -150,38 +191,39 @@ RL: Mapping[str, TrlField] = {
     "epsilon_high": TrlField(f"{ACTOR}.clip_ratio_high"),
     "delta": TrlField(f"{ACTOR}.clip_ratio_c"),
     "num_iterations": TrlField(f"{ACTOR}.ppo_epochs"),
+    "mask_truncated_completions": TrlField("algorithm.mask_truncated_answers"),
     "entropy_coef": TrlField(f"{ACTOR}.entropy_coeff"),
     "gradient_checkpointing": TrlField(f"{MODEL}.enable_gradient_checkpointing"),
     "trust_remote_code": TrlField(f"{MODEL}.trust_remote_code"),
     "save_total_limit": TrlField("trainer.max_actor_ckpt_to_keep"),
     "loss_type": TrlField(
-        f"{ACTOR}.loss_agg_mode",
+        AGGREGATION,
         one_of(
             {
-                **{key: {f"{ACTOR}.loss_agg_mode": "token-mean"} for key in ("dapo", "bnpo")},
-                "grpo": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
-                "dr_grpo": {f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"},
-                **{name: {f"{ACTOR}.policy_loss.loss_mode": name} for name in ("cispo", "sapo")},
+                **{name: {AGGREGATION: "token-mean"} for name in ("dapo", "bnpo")},
+                "grpo": {AGGREGATION: "seq-mean-token-mean"},
+                "dr_grpo": {AGGREGATION: "seq-mean-token-sum-norm"},
+                "cispo": {LOSS_MODE: "cispo", AGGREGATION: "token-mean"},
+                "sapo": {LOSS_MODE: "sapo", AGGREGATION: "seq-mean-token-mean"},
+                "luspo": {AGGREGATION: "seq-mean-token-sum"},
             }
         ),
-        "use dapo, bnpo, grpo, dr_grpo, cispo or sapo",
+        "use dapo, bnpo, grpo, dr_grpo, cispo, sapo or luspo",
     ),
     "scale_rewards": TrlField(
         "algorithm.norm_adv_by_std_in_grpo",
         one_of(
             {
-                **{key: {"algorithm.norm_adv_by_std_in_grpo": True} for key in (True, "group")},
-                **{key: {"algorithm.norm_adv_by_std_in_grpo": False} for key in (False, "none")},
-                "batch": {"algorithm.adv_estimator": "reinforce_plus_plus_baseline"},
+                name: {"algorithm.norm_adv_by_std_in_grpo": value}
+                for name, value in {True: True, "group": True, False: False, "none": False, "batch": "batch"}.items()
             }
         ),
         "use group, batch or none",
     ),
     "importance_sampling_level": TrlField(
-        f"{ACTOR}.policy_loss.loss_mode",
-        one_of({"token": {}, "sequence": {f"{ACTOR}.policy_loss.loss_mode": "gspo"}}),
-        "use token or sequence",
+        LOSS_MODE, one_of({"token": {}, "sequence": {LOSS_MODE: "gspo"}}), "use token or sequence"
     ),
+    "off_policy_mask_threshold": TrlField(f"{CORRECTION}.off_policy_mask_threshold"),
     "sapo_temperature_pos": TrlField(f"{ACTOR}.policy_loss.tau_pos"),
     "sapo_temperature_neg": TrlField(f"{ACTOR}.policy_loss.tau_neg"),
     "use_vllm": TrlField(f"{ROLLOUT}.name", one_of({False: {}, True: {f"{ROLLOUT}.name": "vllm"}})),
@@ -189,13 +231,17 @@ RL: Mapping[str, TrlField] = {
     "vllm_gpu_memory_utilization": TrlField(f"{ROLLOUT}.gpu_memory_utilization"),
     "vllm_tensor_parallel_size": TrlField(f"{ROLLOUT}.tensor_model_parallel_size"),
     "log_completions": without_effect("every answer is recorded; `rloom view` shows them"),
-    "vllm_mode": without_effect("engines share the trainer's GPUs unless vllm_server_base_url names a server"),
-    "mask_truncated_completions": refused(NOT_HERE, False),
+    "vllm_mode": TrlField(f"{ROLLOUT}.server.urls", lambda value: {}),  # with the host: `find_together`
     "min_p": refused(NOT_HERE),
     "repetition_penalty": refused(NOT_HERE, 1.0),
     "sync_ref_model": refused("the reference is the initial policy; leave it out", False),
     "reward_clip_range": refused("clip the score in the reward function; leave it out"),
-    "normalize_advantages": refused("the key algorithm.norm_adv_by_std_in_grpo has it for grpo; leave it out", False),
+    "normalize_advantages": refused(
+        "leave it out, or set the key algorithm.normalize_advantages, which normalises over tokens, not over answers",
+        False,
+    ),
+    "use_bias_correction_kl": refused(NOT_HERE, False),
+    "vllm_structured_outputs_regex": refused(NOT_HERE),
     "multi_objective_aggregation": refused("rewards are summed, then normalised; leave it out", "sum_then_normalize"),
     "top_entropy_quantile": refused(NOT_HERE, 1.0),
     "use_adaptive_entropy": refused(NOT_HERE, False),
@@ -208,7 +254,7 @@ RL: Mapping[str, TrlField] = {
 }
 SFT: Mapping[str, TrlField] = {
     **RUN,
-    **optimizer("optim", "optim.clip_grad"),
+    **optimizer("optim", "optim.clip_grad", "engine.dtype"),
     "max_length": TrlField("data.max_length"),
     "truncation_mode": TrlField(
         "data.truncation",
@@ -218,10 +264,15 @@ SFT: Mapping[str, TrlField] = {
     "gradient_checkpointing": TrlField("model.enable_gradient_checkpointing"),
     "trust_remote_code": TrlField("model.trust_remote_code"),
     "save_total_limit": TrlField("trainer.max_ckpt_to_keep"),
-    "packing": without_effect("sequences are packed without padding, and none sees another"),
+    "packing": without_effect(
+        "rows are packed without padding, and none sees another; a batch counts rows, in TRL packed sequences"
+    ),
     "padding_free": without_effect("sequences are packed without padding"),
     "completion_only_loss": refused("the loss is on the answers; leave it out", True),
-    "assistant_only_loss": without_effect("the loss of a chat is on the assistant's turns"),
+    "assistant_only_loss": refused("the loss of a chat is on the assistant's turns; use True", True, False),
+    "loss_type": refused("the loss is the mean negative log-prob; use nll", "nll", "chunked_nll"),
+    "chat_template_path": refused("model.custom_chat_template is the template itself; leave it out"),
+    "eos_token": refused("the token that ends a turn is the chat template's; leave it out"),
     "dataset_text_field": refused("rows are chats, or prompts with answers (docs/sft.md); leave it out", "text"),
 }
 # fields that set several keys together, and what they become
@@ -232,6 +283,11 @@ TOGETHER = {
     "gradient_accumulation_steps": f"{ACTOR}.ppo_mini_batch_size, which counts prompts",
     "steps_per_generation": "data.train_batch_size, which counts prompts",
     "generation_batch_size": "data.train_batch_size, which counts prompts",
+    "vllm_importance_sampling_correction": f"{CORRECTION}.rollout_is, in a run with use_vllm",
+    "vllm_importance_sampling_mode": f"{CORRECTION}.rollout_is and {CORRECTION}.rollout_is_threshold",
+    "vllm_importance_sampling_clip_max": f"{CORRECTION}.rollout_is_threshold",
+    "vllm_importance_sampling_clip_min": f"{CORRECTION}.rollout_is_threshold",
+    "vllm_importance_sampling_cap": f"{CORRECTION}.rollout_is_threshold",
     "adam_beta1": f"{ACTOR}.optim.betas",
     "adam_beta2": f"{ACTOR}.optim.betas",
     "reward_weights": "the argument reward_weights of rloom.train, or reward_model.composite.weights",
@@ -264,20 +320,15 @@ def translate(args: Any, *, algorithm: str | None = None, devices: int | None = 
     """`args`: an object of TRL, or a mapping of its fields, which are then GRPOConfig's, or with algorithm="rloo"
     RLOOConfig's. `devices`: by default the visible GPUs, or 1."""
     kind = "mapping" if isinstance(args, Mapping) else type(args).__name__
-    given, chosen = read_fields(args)
-    given = with_warmup(given)
-    table = SFT if kind.startswith("SFT") else RL
     own = {"RLOOConfig": "rloo", "GRPOConfig": "grpo"}.get(kind, "grpo")
     algorithm = algorithm or own
+    given, chosen = read_fields(args, DEFAULTS_OF_RLOO if algorithm == "rloo" else DEFAULTS)
+    given = with_warmup(given)
+    table = SFT if kind.startswith("SFT") else RL
     found = TrlSettings(reward_weights=given.pop("reward_weights", None))
     if table is RL:
         found.values["algorithm.adv_estimator"] = algorithm
-    unknown = [name for name in given if name not in table and name not in TOGETHER]
-    if unknown and kind == "mapping":
-        raise ConfigError(unknown_field(unknown[0], table))
-    ignored = sorted(name for name in unknown if name in chosen and not HARMLESS.fullmatch(name))
-    if ignored:
-        found.notices.append(f"fields of TRL that rloom does not know have no effect: {', '.join(ignored)}")
+    note_unknown(found, [name for name in given if name in chosen and name not in table], kind == "mapping", table)
     for name, one in table.items():
         if name not in given or given[name] in one.harmless or (name not in chosen and is_unused(name, one)):
             continue
@@ -286,7 +337,91 @@ def translate(args: Any, *, algorithm: str | None = None, devices: int | None = 
             found.notices.append(f"{name}={given[name]!r} has no effect: {one.reason}")
         found.values.update({key: value for key, value in values.items() if name in chosen or differs(key, value)})
     find_together(found, given, sft=table is SFT, loss_kl=algorithm != "rloo", devices=devices)
+    if table is SFT:
+        if given.get("assistant_only_loss") is False:
+            found.notices.append("the loss of a chat is on the assistant's turns, as with assistant_only_loss=True")
+        return found
+    find_loss(found, given, algorithm)
+    find_correction(found, given)
+    count_steps(found, given, chosen)
     return found
+
+
+def note_unknown(found: TrlSettings, names: list[str], is_mapping: bool, table: Mapping[str, TrlField]) -> None:
+    """`names`: fields that were set and are not in the table. Those of a mapping may be misspelt."""
+    names = [name for name in names if name not in TOGETHER and not HARMLESS.fullmatch(name)]
+    if names and is_mapping:
+        raise ConfigError(unknown_field(names[0], table))
+    if names:
+        found.notices.append(f"fields of TRL that rloom does not know have no effect: {', '.join(sorted(names))}")
+
+
+def find_loss(found: TrlSettings, given: Values, algorithm: str) -> None:
+    """The policy loss that several fields determine together."""
+    values, kind, by_answer = found.values, given.get("loss_type"), given.get("importance_sampling_level") == "sequence"
+    if kind is None and algorithm == "rloo":
+        values[LOSS_MODE] = "sequence_ratio"
+    if (kind in ("cispo", "sapo") and by_answer) or (kind == "luspo" and not by_answer):
+        level = "token" if by_answer else "sequence"
+        raise ConfigError(f"loss_type={kind!r}: use importance_sampling_level={level!r} with it")
+    mode = values.get(LOSS_MODE, "vanilla")
+    if mode == "vanilla":
+        values.setdefault(f"{ACTOR}.clip_ratio_c", NO_DUAL_CLIP)
+    elif given.get("delta") is not None:
+        raise ConfigError(f"delta={given['delta']}: {LOSS_MODE}={mode} has no such bound; leave it out")
+    if kind == "cispo":
+        low, high = given.get("epsilon", 0.2), given.get("epsilon_high")
+        largest = low if high is None else high
+        if largest < 1:
+            raise ConfigError(
+                f"epsilon_high={largest}: with loss_type='cispo' it is the largest ratio; use 1 or more, such as 5.0"
+            )
+        values.pop(f"{ACTOR}.clip_ratio", None)
+        values.update({f"{ACTOR}.clip_ratio_low": 1.0, f"{ACTOR}.clip_ratio_high": largest - 1})
+    if kind == "bnpo":
+        found.notices.append("loss_type='bnpo' is dapo: the divisor is the tokens of an update, not those of a pass")
+    if given.get("entropy_coef") and values.get(AGGREGATION, "token-mean") != "token-mean":
+        raise ConfigError(
+            f"entropy_coef={given['entropy_coef']}: the entropy is aggregated by {AGGREGATION}={values[AGGREGATION]}, "
+            f"in TRL it is the mean over tokens; use loss_type='dapo', or set {ACTOR}.entropy_coeff"
+        )
+
+
+def find_correction(found: TrlSettings, given: Values) -> None:
+    """With vLLM, TRL weighs the loss by the ratio of trainer and engine, unless it is told not to; RLOO does not."""
+    mode = given.get("vllm_importance_sampling_mode")
+    if not given.get("use_vllm") or mode is None or not given.get("vllm_importance_sampling_correction", True):
+        return
+    level, _, form = mode.partition("_")
+    low = given.get("vllm_importance_sampling_clip_min")
+    high = given.get("vllm_importance_sampling_cap") or given.get("vllm_importance_sampling_clip_max")
+    if form not in ("mask", "truncate") or level not in ("token", "sequence"):
+        raise ConfigError(
+            f"vllm_importance_sampling_mode={mode!r}: use token_truncate, token_mask, sequence_truncate or "
+            "sequence_mask"
+        )
+    if form == "truncate" and (low is not None or high is None):
+        raise ConfigError(
+            f"vllm_importance_sampling_clip_min={low}: weights are truncated at vllm_importance_sampling_clip_max "
+            "alone; give it alone, or use a mode that masks"
+        )
+    bounds = high if form == "truncate" else f"{low or SMALLEST_RATIO}_{high or LARGEST_RATIO}"
+    found.values.update({f"{CORRECTION}.rollout_is": level, f"{CORRECTION}.rollout_is_threshold": bounds})
+
+
+def count_steps(found: TrlSettings, given: Values, chosen: set[str]) -> None:
+    """A step of rloom generates once and may have several updates, which are TRL's steps."""
+    values = found.values
+    prompts, mini_batch = values.get("data.train_batch_size", 1), values.get(f"{ACTOR}.ppo_mini_batch_size", 1)
+    updates = prompts // mini_batch * (given.get("num_iterations") or 1)
+    for key in COUNTED:
+        if updates > 1 and (values.get(key) or 0) > 0:
+            values[key] = -(-values[key] // updates)
+    if "trainer.total_training_steps" in values and "num_train_epochs" not in chosen:
+        values.pop("trainer.total_epochs", None)
+    counted = [name for name in ("max_steps", "save_steps", "eval_steps", "warmup_steps") if name in chosen]
+    if updates > 1 and counted:
+        found.notices.append(f"a step has {updates} updates, which TRL counts: {', '.join(counted)} / {updates}")
 
 
 def is_unused(name: str, one: TrlField) -> bool:
@@ -300,11 +435,14 @@ def differs(key: str, value: Any) -> bool:
     return bool(known.default != value)
 
 
-def read_fields(args: Any) -> tuple[dict[str, Any], set[str]]:
+def read_fields(args: Any, defaults_of_mapping: Values) -> tuple[dict[str, Any], set[str]]:
     """(fields with their values, those that the user has set). In an object, a field with its default value is not
     known to be set; TRL's default is its value all the same."""
     if isinstance(args, Mapping):
-        return {str(name): plain(value) for name, value in args.items()}, {*map(str, args)}
+        fields_given = {str(name): plain(value) for name, value in args.items()}
+        if fields_given.get("eval_strategy") == "steps":
+            fields_given.setdefault("eval_steps", fields_given.get("logging_steps", 10))
+        return {**defaults_of_mapping, **fields_given}, {*fields_given}
     if not is_dataclass(args) or isinstance(args, type):
         raise ConfigError(f"args is {type(args).__name__}; give a GRPOConfig, a RLOOConfig, or a dict of their fields")
     given = {one.name: plain(getattr(args, one.name)) for one in fields(args) if one.name != "output_dir"}
@@ -340,6 +478,9 @@ def find_together(found: TrlSettings, given: Values, *, sft: bool, loss_kl: bool
     optim = "optim" if sft else f"{ACTOR}.optim"
     if "adam_beta1" in given or "adam_beta2" in given:
         found.values[f"{optim}.betas"] = [given.get("adam_beta1", 0.9), given.get("adam_beta2", 0.999)]
+    if given.get("vllm_mode") == "server" and given.get("use_vllm") and not given.get("vllm_server_base_url"):
+        host, port = given.get("vllm_server_host", "0.0.0.0"), given.get("vllm_server_port", 8000)
+        found.values.update(server(f"http://{host}:{port}"))
     samples = given.get("per_device_train_batch_size")
     accumulated = given.get("gradient_accumulation_steps", 1)
     if sft and samples is not None:
@@ -356,13 +497,13 @@ def find_together(found: TrlSettings, given: Values, *, sft: bool, loss_kl: bool
 
 def batches(given: Values, samples: int, accumulated: int) -> dict[str, Any]:
     """Prompts of a step and of an update. TRL counts answers. `samples`: of one pass, on all devices."""
-    n = given.get("num_generations")
-    if n is None:
-        raise ConfigError("per_device_train_batch_size counts answers; give num_generations, too")
+    n = given["num_generations"]
     update = samples * accumulated
     # steps_per_generation first: a GRPOConfig fills in both fields, generation_batch_size for one device
     passes = given.get("steps_per_generation")
     step = samples * passes if passes else given.get("generation_batch_size") or update
+    if update % step == 0 and given.get("num_iterations") in (None, 1):
+        step = update  # TRL generates several times before an update, with the same weights
     if step % update:
         raise ConfigError(
             f"a step of {step} answers is not a whole number of updates of {update}; steps_per_generation has to be a "

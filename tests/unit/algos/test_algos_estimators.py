@@ -53,6 +53,13 @@ def test_grpo_without_std_is_the_distance_to_the_mean() -> None:
     assert written(inputs, grpo(inputs, PLAIN).advantages_T) == [0.5, -0.5, -0.5, 0.5]
 
 
+def test_grpo_divides_by_the_standard_deviation_of_the_whole_step() -> None:
+    inputs = outcome([".w"] * 4, [1, 0, 3, 3], groups=[0, 0, 1, 1])  # means 1/2 and 3; of all four 7/4, variance 9/4
+    expected = 0.5 / (1.5 + 1e-6)
+    batch = AdvantageSettings(norm_by_std="batch")
+    assert written(inputs, grpo(inputs, batch).advantages_T) == pytest.approx([expected, -expected, 0, 0])
+
+
 def test_every_token_of_an_answer_gets_its_advantage_and_the_rest_get_none() -> None:
     inputs = outcome(["..ww-w", ".w"], [1, 0])
     assert rloo(inputs, STD).advantages_T.tolist() == [0, 0, 1, 1, 0, 1, 0, -1]

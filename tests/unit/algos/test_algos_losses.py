@@ -23,6 +23,7 @@ from rloom.algos.policy_losses import (
     kl_cov,
     log_ratio,
     sapo,
+    sequence_ratio,
     vanilla,
 )
 from rloom.algos.registry import POLICY_LOSSES
@@ -76,7 +77,7 @@ def test_clip_higher_leaves_more_room_above() -> None:
     assert found.loss_T.tolist() == pytest.approx([-1.28, 0.8])
 
 
-@pytest.mark.parametrize("loss", [vanilla, gspo, sapo, cispo, gpg])
+@pytest.mark.parametrize("loss", [vanilla, gspo, sequence_ratio, sapo, cispo, gpg])
 def test_at_ratio_one_the_gradient_is_the_policy_gradients(loss: PolicyLoss) -> None:
     terms = terms_of(numbers([0.0, 0.0, 0.0]).requires_grad_(), [2.0, -1.0, 0.5])
     assert gradient(loss, terms) == pytest.approx([-2.0, 1.0, -0.5])
@@ -100,6 +101,13 @@ def test_gspo_clips_the_ratio_of_the_whole_answer() -> None:
 def test_gspo_leaves_masked_tokens_out_of_the_mean() -> None:
     terms = replace(at_ratios([4.0, 1.0, 9.0], [-1, -1, -1]), mask_T=torch.tensor([True, True, False]))
     assert gspo(terms, DEFAULT).loss_T[:2].tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_the_sequence_ratio_is_the_product_over_an_answer() -> None:
+    terms = at_ratios([1.25, 2.0, 0.5, 0.5], [-1, -1, 1, 1], samples=[0, 0, 1, 1])  # 2.5 and 0.25
+    assert sequence_ratio(terms, DEFAULT).loss_T.tolist() == pytest.approx([2.5, 2.5, -0.25, -0.25])
+    assert gradient(sequence_ratio, terms) == pytest.approx([2.5, 2.5, -0.25, -0.25])
+    assert gradient(sequence_ratio, at_ratios([1.1, 1.2], [1, 1])) == [0, 0]  # 1.32 is above 1.2, neither factor is
 
 
 def test_sapo_is_a_soft_gate() -> None:
@@ -200,17 +208,19 @@ def frozen_weight(loss: PolicyLoss, terms: LossTerms) -> PolicyLoss:
 
 
 def sequence_form(loss: PolicyLoss, terms: LossTerms) -> PolicyLoss:
-    """GSPO as first written: one clipped ratio an answer, differentiated through the mean."""
+    """GSPO as first written: one clipped ratio an answer, differentiated through the mean; or the sum, counted once."""
 
     def by_answer(t: LossTerms, settings: LossSettings) -> TokenLoss:
-        ratio_T = t.sample_mean(t.logprobs_T).exp()
+        ratio_T = (t.sample_mean if loss is gspo else t.sample_sum)(t.logprobs_T).exp()
         plain_T, held_T = -t.advantages_T * ratio_T, -t.advantages_T * ratio_T.clamp(0.8, 1.2)
-        return TokenLoss(torch.maximum(plain_T, held_T))
+        return TokenLoss(
+            torch.maximum(plain_T, held_T) / (1 if loss is gspo else t.sample_sum(torch.ones_like(plain_T)))
+        )
 
     return by_answer
 
 
-SEEN_BY_FINITE_DIFFERENCES = {"cispo": frozen_weight, "gspo": sequence_form}
+SEEN_BY_FINITE_DIFFERENCES = {"cispo": frozen_weight, "gspo": sequence_form, "sequence_ratio": sequence_form}
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)

@@ -76,9 +76,13 @@ def test_every_entry_of_the_catalogue_is_here_with_its_needs() -> None:
         "reinforce_plus_plus",
         "remax",
     ]
-    assert list(POLICY_LOSSES) == ["vanilla", "gspo", "sapo", "gpg", "cispo", "clip_cov", "kl_cov", "geo_mean"]
+    assert list(POLICY_LOSSES) == [
+        *("vanilla", "gspo", "sequence_ratio", "sapo", "gpg", "cispo", "clip_cov", "kl_cov", "geo_mean")
+    ]
     assert [name for name, entry in POLICY_LOSSES.items() if entry.needs_old_logprobs] == ["clip_cov", "kl_cov"]
-    assert [name for name, entry in POLICY_LOSSES.items() if entry.aggregation] == ["gspo", "sapo", "geo_mean"]
+    assert [name for name, entry in POLICY_LOSSES.items() if entry.aggregation] == [
+        *("gspo", "sequence_ratio", "sapo", "geo_mean")
+    ]
 
 
 def test_names_of_the_catalogue_resolve_to_its_entries() -> None:

@@ -310,7 +310,6 @@ def test_a_grpo_config_has_the_batches_and_defaults_of_trl() -> None:
     assert trl.translate(given, devices=2).values == {
         "algorithm.adv_estimator": "grpo",
         "data.seed": 42,
-        "trainer.total_epochs": 3,
         "trainer.total_training_steps": 100,
         "actor_rollout_ref.actor.optim.weight_decay": 0.0,
         "actor_rollout_ref.actor.optim.lr_scheduler_type": "linear",
@@ -322,12 +321,101 @@ def test_a_grpo_config_has_the_batches_and_defaults_of_trl() -> None:
         "data.train_batch_size": 8,  # 8 answers × 2 devices × 4 accumulated / 8 answers a prompt
         MINI_BATCH: 8,
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 8,
+        "actor_rollout_ref.actor.clip_ratio_c": 1e6,  # TRL has no dual clip unless `delta` is given
     }
 
 
 def test_steps_per_generation_is_several_updates_of_a_step() -> None:
     found = trl.translate(GRPOConfig(gradient_accumulation_steps=2, steps_per_generation=8), devices=1).values
     assert (found["data.train_batch_size"], found[MINI_BATCH]) == (8, 2)
+
+
+def test_a_mapping_has_the_defaults_of_trl() -> None:
+    found, of_object = (trl.translate(one, devices=2).values for one in ({"beta": 0.04}, GRPOConfig(beta=0.04)))
+    assert found.pop("trainer.save_freq") == 500  # a field that the object above does not have
+    assert found == {key: value for key, value in of_object.items() if not key.endswith("betas")}
+    found = trl.translate({}, algorithm="rloo", devices=1).values
+    assert (found["actor_rollout_ref.rollout.n"], found["algorithm.kl_ctrl.kl_coef"]) == (2, 0.05)
+    assert trl.translate({"eval_strategy": "steps"}, devices=1).values["trainer.test_freq"] == 10
+
+
+def test_steps_of_trl_are_updates() -> None:
+    given = {"steps_per_generation": 8, "gradient_accumulation_steps": 2, "num_iterations": 2, "max_steps": 100}
+    found = trl.translate(given | {"warmup_steps": 9}, devices=1)
+    assert found.values["trainer.total_training_steps"] == 13  # 100 / (4 mini-batches × 2 epochs), rounded up
+    assert (found.values["trainer.save_freq"], found.values[WARMUP]) == (63, 2)
+    assert found.notices == ["a step has 8 updates, which TRL counts: max_steps, warmup_steps / 8"]
+    several = {"steps_per_generation": 2, "gradient_accumulation_steps": 8}  # four generations, then one update
+    found = trl.translate(several | {"max_steps": 100}, devices=1)
+    assert (found.values["data.train_batch_size"], found.values[MINI_BATCH]) == (8, 8)
+    assert (found.values["trainer.total_training_steps"], found.notices) == (100, [])
+
+
+ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"delta": 4.0}, {f"{ACTOR}.clip_ratio_c": 4.0}),
+        (
+            {"loss_type": "cispo", "epsilon_high": 5.0},
+            {LOSS_MODE: "cispo", f"{ACTOR}.clip_ratio_low": 1.0, f"{ACTOR}.clip_ratio_high": 4.0}
+            | {f"{ACTOR}.clip_ratio_c": None, f"{ACTOR}.loss_agg_mode": "token-mean"},
+        ),
+        ({"loss_type": "sapo"}, {LOSS_MODE: "sapo", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}),
+        (
+            {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+            {LOSS_MODE: "gspo", f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum"},
+        ),
+        ({"scale_rewards": "batch"}, {"algorithm.norm_adv_by_std_in_grpo": "batch"}),
+        ({"mask_truncated_completions": True}, {"algorithm.mask_truncated_answers": True}),
+        ({"use_vllm": False}, {f"{CORRECTION}.rollout_is": None}),
+        (
+            {"use_vllm": True},
+            {f"{CORRECTION}.rollout_is": "sequence", f"{CORRECTION}.rollout_is_threshold": "1e-09_3.0"},
+        ),
+        (
+            {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"},
+            {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": 3.0},
+        ),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, {f"{CORRECTION}.rollout_is": None}),
+        (
+            {"use_vllm": True, "vllm_mode": "server", "vllm_server_port": 8001},
+            {"actor_rollout_ref.rollout.server.urls": ["http://0.0.0.0:8001"]},
+        ),
+        ({"bf16": False}, {f"{ACTOR}.fsdp_config.dtype": "float32"}),
+        (
+            {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+            {f"{ACTOR}.optim.lr_scheduler_type": "cosine", f"{ACTOR}.optim.min_lr_ratio": 0.1},
+        ),
+    ],
+)
+def test_fields_that_decide_the_loss_together(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    values = trl.translate(given, devices=1).values
+    assert {key: values.get(key) for key in expected} == expected
+    rloom.load_config({"actor_rollout_ref.model.path": "a/b", **values})
+
+
+def test_rloo_clips_the_ratio_of_a_whole_answer() -> None:
+    found = rloom.from_trl({}, algorithm="rloo", devices=1)
+    assert found[LOSS_MODE] == "sequence_ratio" and f"{ACTOR}.loss_agg_mode" not in found
+    assert rloom.from_trl(RLOOConfig(use_vllm=True), devices=1).get(f"{CORRECTION}.rollout_is") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "notice"),
+    [
+        ({"push_to_hub": True}, "push_to_hub=True has no effect: rloom export CKPT DIR --push_to_hub NAME does it"),
+        ({"model_init_kwargs": {"dtype": "bfloat16"}}, "attention and data types are chosen by rloom"),
+        ({"loss_type": "bnpo"}, "the divisor is the tokens of an update"),
+        ({"ds3_gather_for_generation": False, "bf16": True, "num_completions_to_print": 2}, None),
+    ],
+)
+def test_fields_that_do_not_change_the_training_are_accepted(given: dict[str, Any], notice: str | None) -> None:
+    found = trl.translate(given, devices=1).notices
+    assert [notice in one for one in found] == [True] if notice else found == []
 
 
 def test_a_config_that_was_filled_in_for_one_device_has_a_step_of_all_devices() -> None:
@@ -381,17 +469,15 @@ def test_answers_per_device_are_multiplied_by_the_devices_of_the_keys(
 def test_fields_that_were_set_and_are_not_known_are_named(caplog: pytest.LogCaptureFixture) -> None:
     @dataclass
     class Newer(GRPOConfig):
-        neftune_noise_alpha: float | None = None
+        beam_count: float | None = None
         logging_dir: str | None = None
         top_h: float = 0.5
         eval_args: dict[str, Any] = field(default_factory=dict)
 
     rloom.from_trl(Newer(), devices=1)
     assert caplog.messages == []
-    rloom.from_trl(Newer(neftune_noise_alpha=5.0, logging_dir="logs", eval_args={"a": 1}), devices=1)
-    assert caplog.messages == [
-        "Note: fields of TRL that rloom does not know have no effect: eval_args, neftune_noise_alpha"
-    ]
+    rloom.from_trl(Newer(beam_count=5.0, logging_dir="logs", eval_args={"a": 1}), devices=1)
+    assert caplog.messages == ["Note: fields of TRL that rloom does not know have no effect: beam_count, eval_args"]
 
 
 def test_rloo_has_its_kl_in_the_reward_and_sft_its_own_keys() -> None:
@@ -411,7 +497,18 @@ def test_rloo_has_its_kl_in_the_reward_and_sft_its_own_keys() -> None:
         ({"min_p": 0.1}, "min_p=0.1: not in this version"),
         ({"loss_type": "vespo"}, "loss_type='vespo': use dapo, bnpo, grpo"),
         ({"num_train_epochs": 0.5}, "num_train_epochs=0.5: epochs are whole numbers here; use max_steps"),
-        ({"per_device_train_batch_size": 8}, "give num_generations, too"),
+        ({"loss_type": "cispo"}, "epsilon_high=0.2: with loss_type='cispo' it is the largest ratio; use 1 or more"),
+        ({"loss_type": "luspo"}, "loss_type='luspo': use importance_sampling_level='sequence' with it"),
+        ({"loss_type": "sapo", "importance_sampling_level": "sequence"}, "importance_sampling_level='token' with it"),
+        ({"loss_type": "sapo", "delta": 4.0}, "loss_mode=sapo has no such bound; leave it out"),
+        ({"loss_type": "dr_grpo", "entropy_coef": 0.01}, "in TRL it is the mean over tokens; use loss_type='dapo'"),
+        ({"use_bias_correction_kl": True}, "use_bias_correction_kl=True: not in this version"),
+        ({"use_vllm": True, "vllm_importance_sampling_mode": "mask"}, "use token_truncate, token_mask, sequence_t"),
+        (
+            {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate"}
+            | {"vllm_importance_sampling_clip_min": 0.5},
+            "vllm_importance_sampling_clip_min=0.5: weights are truncated at vllm_importance_sampling_clip_max alone",
+        ),
         ({"per_device_train_batch_size": 6, "num_generations": 4}, "has no whole number of prompts"),
         (
             {"per_device_train_batch_size": 4, "num_generations": 4, "gradient_accumulation_steps": 2}

@@ -438,6 +438,11 @@ def test_answers_without_an_advantage_are_not_skipped_where_they_have_a_gradient
     assert error.startswith(f"{SKIP}=True: ") and said in error and "\n" not in error
 
 
+def test_truncated_answers_are_not_masked_where_every_answer_is_one() -> None:
+    found = check_error("algorithm.mask_truncated_answers=True", f"{ROLLOUT}.ignore_eos=True")
+    assert found.endswith("which generates to the length limit; set one to False")
+
+
 def test_a_loss_of_the_users_own_declares_that_it_scales_with_the_advantage(tmp_path: Path) -> None:
     file = tmp_path / "losses.py"
     file.write_text(

@@ -20,7 +20,9 @@ from rloom.algos.aggregate import Counts, aggregate, episode_tokens
 from rloom.algos.correction import CorrectionSettings, correct
 from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, gae, grpo, opo, reinforce_plus_plus, rloo
 from rloom.algos.kl import mean_sample_kl, token_rewards
-from rloom.batch import Batch, TrainBatch, Trajectory, Turn, answers_of
+from rloom.algos.objectives import PolicyObjective
+from rloom.algos.policy_losses import LossSettings
+from rloom.batch import Batch, TokenOutputs, TrainBatch, Trajectory, Turn, answers_of
 from rloom.episodes.base import EpisodeLimits
 from rloom.episodes.episode import Episode, Node
 from rloom.episodes.record import LIMITS, Ending, EpisodeRecord, episode_trajectories
@@ -164,6 +166,45 @@ def test_a_masked_episode_counts_for_the_others_of_its_group():
     found = rloo(AdvantageInputs(batch, token_rewards(batch)), AdvantageSettings()).advantages_T
     assert found.tolist() == [0, 1, 1, 0, 0, 0]
     assert Counts.of(batch, 10).tokens == 2 and EpisodeLimits(1).at_limit == "score"
+
+
+CUT = [
+    trajectory(3, [(1, 3)], Score(1.0), 0),
+    trajectory(4, [(1, 4)], Score(0.0), 0, finished=False),
+    trajectory(2, [(1, 2)], Score(0.0), 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("mask_truncated", "aggregation", "expected"),
+    [
+        # advantages 1, -0.5 and -0.5 at 2, 3 and 1 tokens, and the ratio is 1: the loss of a token is -A
+        (True, "token-mean", -(2 * 1 - 1 * 0.5) / 3),
+        (True, "seq-mean-token-mean", -(1 - 0.5) / 2),
+        (True, "seq-mean-token-sum-norm", -(2 * 1 - 1 * 0.5) / (2 * 10)),
+        (False, "token-mean", -(2 * 1 - 3 * 0.5 - 1 * 0.5) / 6),
+        (False, "seq-mean-token-mean", -(1 - 0.5 - 0.5) / 3),
+    ],
+)
+def test_a_truncated_answer_is_in_the_baseline_and_not_in_the_loss(mask_truncated, aggregation, expected):
+    batch = Batch.pack(CUT, mask_truncated=mask_truncated)
+    train_batch = TrainBatch.of(batch, rloo(AdvantageInputs(batch, token_rewards(batch)), AdvantageSettings()))
+    objective = PolicyObjective("vanilla", LossSettings(), aggregation, 0.0, None, "kl", measures_gap=False)
+    counts = Counts.of(train_batch, horizon=10)
+
+    def loss(*rows):
+        part = train_batch.select(rows)
+        return float(objective(TokenOutputs(-torch.ones(len(part.tokens_T)), part.mask_T.float()), part, counts)[0])
+
+    for of_micro_batches in (loss(0, 1, 2), loss(0) + loss(1) + loss(2), loss(0, 2) + loss(1)):
+        assert of_micro_batches == pytest.approx(expected, abs=1e-6)
+    assert loss(1) == 0 or not mask_truncated
+
+
+def test_only_answers_that_ended_at_a_limit_are_masked():
+    assert Batch.pack([CUT[0], CUT[2]], mask_truncated=True).in_loss_N is None
+    found = Batch.pack(TRAJECTORIES, mask_truncated=True).in_loss_N
+    assert found is not None and found.tolist() == [True, True, False, True, True, False]
 
 
 def episode_of(rewards, cuts=()):

@@ -309,7 +309,7 @@ def training_of(run: SeparateRun, folder: Path, learn: Callable[[], None] = lamb
     chosen = {
         "algorithm": resolve_algorithm("grpo"), "advantage": AdvantageSettings(), "old_logprobs": None,
         "kl_estimator": None, "correction": None, "compare_logprobs": False, "overlong": None, "critic_warmup": 0,
-        "max_failed_share": 1.0, "answers_per_prompt": 2, "mismatch_warning": None,
+        "mask_truncated": False, "max_failed_share": 1.0, "answers_per_prompt": 2, "mismatch_warning": None,
     }  # fmt: skip
     policy = SimpleNamespace(updates=0, learn=update, store=lambda batch, step: None)
     roles = Roles(cast(Any, policy), run.ahead.sampler, None, None, None, run.ahead)
