@@ -390,6 +390,11 @@ def dapo_faults(config: Config) -> Iterator[str]:
             "algorithm.filter_groups.enable=True keeps groups with different scores, and "
             f"actor_rollout_ref.rollout.n={n} makes groups of one; use 2 or more"
         )
+    if config.algorithm.mask_truncated_answers and config.actor_rollout_ref.rollout.ignore_eos:
+        yield (
+            "algorithm.mask_truncated_answers=True leaves every answer out of the loss with "
+            "actor_rollout_ref.rollout.ignore_eos=True, which generates to the length limit; set one to False"
+        )
     if buffer.enable and buffer.len > limit:
         yield (
             f"reward_model.overlong_buffer.len={buffer.len} is more than data.max_response_length={limit}; "

@@ -97,13 +97,8 @@ def off_policy_notices(config: Config, needs: Needs, staleness: int, *, mixed: b
 
 
 def skip_faults(config: Config, loss: LossNeeds) -> Iterator[str]:
-    """What has a gradient in answers whose advantage is 0; and a run in which every answer is left out."""
+    """What has a gradient in answers whose advantage is 0."""
     actor = config.actor_rollout_ref.actor
-    if config.algorithm.mask_truncated_answers and config.actor_rollout_ref.rollout.ignore_eos:
-        yield (
-            "algorithm.mask_truncated_answers=True leaves every answer out of the loss with "
-            "actor_rollout_ref.rollout.ignore_eos=True, which generates to the length limit; set one to False"
-        )
     if not actor.skip_zero_advantages:
         return
     if actor.entropy_coeff:

@@ -40,15 +40,18 @@ LOSS_MODE, AGGREGATION = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mo
 CORRECTION = "algorithm.rollout_correction"
 # TRL counts updates, rloom steps
 COUNTED = ("trainer.total_training_steps", "trainer.save_freq", "trainer.test_freq", f"{ACTOR}.optim.lr_warmup_steps")
-# TRL's defaults, of a mapping, whose other fields have rloom's
-DEFAULTS: dict[str, Any] = {
+# TRL's defaults for the fields that a mapping does not have; the defaults of further fields are rloom's
+BOTH = {
     **{"num_train_epochs": 3, "save_steps": 500, "seed": 42, "weight_decay": 0.0, "lr_scheduler_type": "linear"},
-    **{"num_generations": 8, "per_device_train_batch_size": 8, "loss_type": "dapo"},
-    **{"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 3.0},
+    "per_device_train_batch_size": 8,
 }
-DEFAULTS_OF_RLOO = {
-    **{name: DEFAULTS[name] for name in list(DEFAULTS)[:5]},
-    **{"num_generations": 2, "per_device_train_batch_size": 8, "beta": 0.05},
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {
+        **BOTH,
+        **{"num_generations": 8, "loss_type": "dapo"},
+        **{"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 3.0},
+    },
+    "rloo": {**BOTH, "num_generations": 2, "beta": 0.05},
 }
 Values = Mapping[str, Any]
 
@@ -245,11 +248,7 @@ RL: Mapping[str, TrlField] = {
     "multi_objective_aggregation": refused("rewards are summed, then normalised; leave it out", "sum_then_normalize"),
     "top_entropy_quantile": refused(NOT_HERE, 1.0),
     "use_adaptive_entropy": refused(NOT_HERE, False),
-    "chat_template_kwargs": refused(
-        f"set the variables in the template: {MODEL}.custom_chat_template, which begins with "
-        "{% set enable_thinking = false %}",
-        {},
-    ),
+    "chat_template_kwargs": TrlField("data.apply_chat_template_kwargs", harmless=(None, {})),
     "generation_kwargs": refused(f"{ROLLOUT}.engine_kwargs has further arguments of an engine", {}),
 }
 SFT: Mapping[str, TrlField] = {
@@ -322,7 +321,7 @@ def translate(args: Any, *, algorithm: str | None = None, devices: int | None = 
     kind = "mapping" if isinstance(args, Mapping) else type(args).__name__
     own = {"RLOOConfig": "rloo", "GRPOConfig": "grpo"}.get(kind, "grpo")
     algorithm = algorithm or own
-    given, chosen = read_fields(args, DEFAULTS_OF_RLOO if algorithm == "rloo" else DEFAULTS)
+    given, chosen = read_fields(args, DEFAULTS["rloo" if algorithm == "rloo" else "grpo"])
     given = with_warmup(given)
     table = SFT if kind.startswith("SFT") else RL
     found = TrlSettings(reward_weights=given.pop("reward_weights", None))

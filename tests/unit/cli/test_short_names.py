@@ -371,6 +371,7 @@ LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
         ),
         ({"scale_rewards": "batch"}, {"algorithm.norm_adv_by_std_in_grpo": "batch"}),
         ({"mask_truncated_completions": True}, {"algorithm.mask_truncated_answers": True}),
+        ({"chat_template_kwargs": {"a": 1}}, {"data.apply_chat_template_kwargs": {"a": 1}}),
         ({"use_vllm": False}, {f"{CORRECTION}.rollout_is": None}),
         (
             {"use_vllm": True},
