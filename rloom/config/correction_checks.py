@@ -24,7 +24,13 @@ def correction_faults(config: Config) -> Iterator[str]:
         )
         return
     try:
-        bounds_of(section.rollout_is_threshold)
+        bounds = bounds_of(section.rollout_is_threshold)
+        raised = section.rollout_is_threshold_lower
+        if raised is not None and (bounds.lower is not None or raised > bounds.upper):
+            yield (
+                f"{KEY}.rollout_is_threshold_lower={raised} with {KEY}.rollout_is_threshold="
+                f"{section.rollout_is_threshold}: it takes one upper bound that is not below it, such as 5.0"
+            )
     except ValueError as error:
         yield f"{KEY}.rollout_is_threshold={section.rollout_is_threshold}: {error}"
     try:

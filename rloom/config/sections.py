@@ -99,6 +99,9 @@ class RolloutCorrection(Section):
         "0, as in IcePop.",
         switch=WEIGHTED,
     )
+    rollout_is_threshold_lower: float | None = key(
+        None, "Lower bound of the weights: smaller ones are raised to it. null: none.", gt=0, switch=WEIGHTED
+    )
     rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.", switch=WEIGHTED)
     rollout_rs: str | None = key(
         None,

@@ -346,6 +346,10 @@ def test_several_greedy_answers_would_all_be_the_same() -> None:
 def test_rejection_needs_bounds_in_order() -> None:
     key = "algorithm.rollout_correction"
     assert f"{key}.rollout_rs=geometric needs {key}.rollout_rs_threshold" in check_error(f"{key}.rollout_rs=geometric")
+    raised = (f"{key}.rollout_is=token", f"{key}.rollout_is_threshold_lower=3.0")
+    assert f"{key}.rollout_is_threshold_lower=3.0 with {key}.rollout_is_threshold=2.0: it takes" in check_error(*raised)
+    assert "it takes one upper bound" in check_error(*raised, f"{key}.rollout_is_threshold=0.5_5.0")
+    passes(*raised, f"{key}.rollout_is_threshold=5.0")
     bounds = (f"{key}.rollout_rs_threshold=2.0", f"{key}.rollout_rs_threshold_lower=3.0")
     assert f"{key}.rollout_rs_threshold_lower=3.0 is above {key}.rollout_rs_threshold=2.0" in check_error(
         f"{key}.rollout_rs=token", *bounds
