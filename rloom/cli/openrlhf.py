@@ -1,5 +1,6 @@
 """`rloom openrlhf [--flag VALUE ...] [key=value ...]`: `rloom train` with the flags of OpenRLHF's train_ppo_ray.py."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -33,9 +34,18 @@ def main(arguments: Sequence[str]) -> int:
         print("".join(f"{in_language(notice)}\n" for notice in command.notices), end="", file=sys.stderr, flush=True)
         if "--plan" in own:
             return print_plan(config)
+        set_variables(command)
         return train(command, config)
 
     return run_safely(run)
+
+
+def set_variables(command: OpenrlhfCommand) -> None:
+    """For the trackers. The key of wandb is in the command line, which the run directory records."""
+    os.environ.update(command.environment)
+    if command.secret is not None:
+        os.environ.setdefault("WANDB_API_KEY", command.secret)
+        sys.argv = [argument.replace(command.secret, "True") for argument in sys.argv]
 
 
 def print_command(command: OpenrlhfCommand, config: Config) -> None:

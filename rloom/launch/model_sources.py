@@ -10,12 +10,8 @@ def policy_source(config: Config) -> ModelSource:
         model.path,
         trust_remote_code=model.trust_remote_code,
         overrides=model.override_config,
-        longest=longest_sample(config),
+        longest=config.data.longest_sample,
     )
-
-
-def longest_sample(config: Config) -> int:
-    return config.data.max_prompt_length + config.data.max_response_length
 
 
 def critic_source(config: Config) -> ModelSource:
@@ -25,7 +21,7 @@ def critic_source(config: Config) -> ModelSource:
         key="critic.model.path",
         trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
         overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
-        longest=longest_sample(config),
+        longest=config.data.longest_sample,
     )
 
 
