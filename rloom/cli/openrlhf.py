@@ -13,7 +13,7 @@ from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import ConfigError
 from rloom.language import translate as in_language
-from rloom.launch.directory import directory_of, in_directory
+from rloom.launch.directory import directory_of, has_files, in_directory
 
 OWN_FLAGS = ("--print", "--plan")
 
@@ -87,9 +87,9 @@ def train(command: OpenrlhfCommand, config: Config) -> int:
 
 def check_empty(folder: Path) -> None:
     """Before the run, which would otherwise fail at its end."""
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if has_files(folder):
         raise ConfigError(
-            f"--save_path {folder}: the folder is not empty; use one that does not exist yet, or leave the flag out "
+            f"--save_path {folder}: the folder has files; use one that does not exist yet, or leave the flag out "
             "and write the policy of a checkpoint with `rloom export`"
         )
 

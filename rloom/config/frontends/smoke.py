@@ -242,7 +242,7 @@ OF_ANOTHER_MODEL = (  # keys whose values fit the model that they were given wit
     f"{ACTOR}.megatron.override_transformer_config",
     "critic.megatron.override_transformer_config",
 )
-OF_OTHER_DATA = ("data.prompt_key", "data.reward_fn_key")
+OF_OTHER_DATA = ("data.prompt_key", "data.reward_fn_key", "data.label_key")
 
 
 @dataclass(frozen=True)
