@@ -490,6 +490,7 @@ def data_values(given: GivenFlags) -> dict[str, Any]:
         values["data.val_files"] = files(given["eval_dataset"], given["eval_split"])
         values[f"{ROLLOUT}.val_kwargs.n"] = given["eval_n_samples_per_prompt"]
         values[f"{ROLLOUT}.val_kwargs.temperature"] = given["eval_temperature"]
+        values[f"{ROLLOUT}.val_kwargs.top_p"] = given["top_p"]
         values[f"{ROLLOUT}.val_kwargs.do_sample"] = given["eval_temperature"] > 0
     return values
 

@@ -313,13 +313,14 @@ def test_the_gpus_of_the_roles_become_machines_and_pools(text: str) -> None:
 def test_data_reward_and_checkpoints() -> None:
     config = config_of(
         "--prompt_data a.jsonl,b.parquet --eval_dataset c.json --input_key question --label_key answer --save_steps 5 "
-        "--remote_rm_url http://h:1/r,http://g:1/r --save_hf_ckpt --load_checkpoint --ckpt_path out --eval_steps 2"
+        "--top_p 0.9 --remote_rm_url http://h:1/r,http://g:1/r --save_hf_ckpt --load_checkpoint --ckpt_path out "
+        "--eval_steps 2"
     )
     data, rollout = config.data, config.actor_rollout_ref.rollout
     assert (data.train_files, data.val_files) == (["a.jsonl", "b.parquet"], "c.json")
     assert (data.prompt_key, data.label_key, data.default_data_source) == ("question", "answer", "default")
     validation = rollout.val_kwargs
-    assert (validation.n, validation.temperature, validation.do_sample) == (4, 0.6, True)
+    assert (validation.n, validation.temperature, validation.do_sample, validation.top_p) == (4, 0.6, True, 0.9)
     assert config.reward_model.remote.addresses == ("http://h:1/r", "http://g:1/r")
     trainer = config.trainer
     assert (trainer.save_freq, trainer.test_freq, trainer.resume_mode) == (5, 2, "auto")
