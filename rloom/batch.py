@@ -134,6 +134,7 @@ class Batch:
     episode_N: Tensor | None = field(default=None, kw_only=True)
     in_loss_N: Tensor | None = field(default=None, kw_only=True)  # bool, iff samples are scored and not in the loss
     turn_rewards_T: Tensor | None = field(default=None, kw_only=True)  # iff turns are rewarded; contained in score_N
+    finished_N: Tensor | None = field(default=None, kw_only=True)  # bool, False where the answer ended at a limit
     episode_tokens_N: Tensor | None = field(default=None, kw_only=True)  # iff episode_N, in an update: see aggregate.py
 
     @classmethod
@@ -151,6 +152,7 @@ class Batch:
             episode_N=pack_episodes(trajectories),
             in_loss_N=pack_in_loss(trajectories, mask_truncated),
             turn_rewards_T=pack_turn_rewards(trajectories),
+            finished_N=torch.tensor([t.finished for t in trajectories]),
         )
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ huggingface_hub and transformers repeat a failed request for a minute and log ea
 import fnmatch
 import logging
 import os
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -86,12 +87,28 @@ def _is_cached(name: str) -> bool:
         return False
 
 
-def download_data(repository: str, pattern: str, way_out: str) -> list[Path]:
+HUB_FILES = "hf://datasets/"  # as other libraries write them: hf://datasets/OWNER/NAME[@REVISION]/PATTERN
+ADDRESS = re.compile(HUB_FILES + r"([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)")
+CONVERTED = {"~parquet": "refs/convert/parquet"}  # the hub's own conversion: CONFIGURATION/SPLIT/*.parquet
+
+
+def files_at(address: str) -> list[Path]:
+    """The files of one folder of a data set on the hub."""
+    parts = ADDRESS.fullmatch(address)
+    if parts is None:
+        raise DataError(f"{address}: it is no {HUB_FILES}OWNER/NAME/FILE, with * for any text")
+    repository, revision, pattern = parts.groups()
+    way_out = "download it where the hub can be reached and give the files"
+    return download_data(repository, pattern, way_out, revision)
+
+
+def download_data(repository: str, pattern: str, way_out: str, revision: str | None = None) -> list[Path]:
     """The files of a data set on the hub whose path matches `pattern`. `way_out`: ends an error message."""
+    where = CONVERTED.get(revision or "", revision)
     if constants.HF_HUB_OFFLINE:
         raise DataError(f"{repository}: HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or {way_out}")
     try:
-        info = HfApi().dataset_info(repository, timeout=TIMEOUT_S)
+        info = HfApi().dataset_info(repository, revision=where, timeout=TIMEOUT_S)
     except Exception as error:  # which HTTP library raises depends on the version of huggingface_hub
         raise unavailable(repository, explain(error, repository), way_out) from error
     present = [file.rfilename for file in info.siblings or ()]
@@ -99,16 +116,23 @@ def download_data(repository: str, pattern: str, way_out: str) -> list[Path]:
     if not wanted:
         found = f"it has {', '.join(present[:SHOWN_FILES]) or 'no files'}"
         raise unavailable(repository, f"the hub {constants.ENDPOINT} has no {pattern} in it ({found})", way_out)
-    return [_download(repository, file, way_out) for file in wanted]
+    folders = sorted({os.path.dirname(file) for file in wanted})
+    if len(folders) > 1:
+        at = "" if revision is None else f"@{revision}"
+        raise DataError(
+            f"{repository}: {pattern} matches files of several folders: {', '.join(folders[:SHOWN_FILES])}; name one: "
+            f"{HUB_FILES}{repository}{at}/FOLDER/*"
+        )
+    return [_download(repository, file, way_out, where) for file in wanted]
 
 
-def _download(repository: str, file: str, way_out: str) -> Path:
-    fault = file_fault(repository, file, "dataset")
+def _download(repository: str, file: str, way_out: str, revision: str | None) -> Path:
+    fault = file_fault(repository, file, "dataset", revision)
     if fault is not None:
         raise unavailable(repository, fault, way_out)
     log.info("downloading %s of %s from %s", file, repository, constants.ENDPOINT)
     try:
-        return Path(hf_hub_download(repository, file, repo_type="dataset"))
+        return Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision))
     except Exception as error:
         raise unavailable(repository, explain(error, repository), way_out) from error
 
@@ -147,12 +171,12 @@ def unavailable(repository: str, fault: str, way_out: str) -> DataError:
     )
 
 
-def file_fault(repository: str, file: str, repo_type: str) -> str | None:
+def file_fault(repository: str, file: str, repo_type: str, revision: str | None = None) -> str | None:
     """Why the hub does not give this file; None if it does. One request, no retries."""
     if constants.HF_HUB_OFFLINE:
         return f"HF_HUB_OFFLINE is set, and {repository} was not downloaded before"
     try:
-        url = hf_hub_url(repository, file, repo_type=repo_type)
+        url = hf_hub_url(repository, file, repo_type=repo_type, revision=revision)
         metadata = get_hf_file_metadata(url, timeout=TIMEOUT_S)
     except Exception as error:
         return explain(error, repository)

@@ -34,10 +34,12 @@ class CorrectionSettings:
     rollout_token_veto_threshold: float | None = None  # a single token below this ratio rejects its whole answer
     # reject tokens of negative advantage in answers whose mean of log(rollout / trainer) is above this
     off_policy_mask_threshold: float | None = None
+    rollout_is_threshold_lower: float | None = None  # smaller weights are raised to this
 
     @property
     def weight_bounds(self) -> RatioBounds:
-        return bounds_of(self.rollout_is_threshold)
+        found, lower = bounds_of(self.rollout_is_threshold), self.rollout_is_threshold_lower
+        return found if lower is None else RatioBounds(lower, found.upper, clamps=True)
 
     @property
     def rejects(self) -> bool:
@@ -162,24 +164,25 @@ def importance_weights(
 
 
 def weights(ratios: Ratios, level: Level, bounds: RatioBounds) -> Tensor:
-    """Truncated at the upper bound, or, with a lower bound, 0 outside of the two (IcePop: Ling team 2025)."""
+    """Truncated at the bounds, or, with a lower bound that does not clamp, 0 outside of the two (IcePop: Ling team
+    2025)."""
     raw_T = ratios.at(level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().where(ratios.mask_T, 0)
-    if bounds.lower is None:
-        return raw_T.clamp(max=bounds.upper)
+    if bounds.lower is None or bounds.clamps:
+        return raw_T.clamp(bounds.lower, bounds.upper).where(ratios.mask_T, 0)
     return raw_T.where((raw_T >= bounds.lower) & (raw_T <= bounds.upper), 0)
 
 
 def weight_metrics(ratios: Ratios, level: Level, weights_T: Tensor, bounds: RatioBounds) -> dict[str, float]:
     """Metrics of the weights before truncation and normalisation, with verl's definitions.
 
-    std and eff_sample_size are of the weights clamped to 1 / threshold and threshold; with a lower bound, they and the
-    mean are of the weights that are used. At the level `sequence`, the fractions, min and max are over answers; all
-    others, also the mean, are over tokens.
+    std and eff_sample_size are of the weights clamped to the bounds, of which the lower one is 1 / threshold unless it
+    is set; with IcePop, they and the mean are of the weights that are used. At the level `sequence`, the fractions, min
+    and max are over answers; all others, also the mean, are over tokens.
     """
     log_A = ratios.at(level)[ratios.mask_T]
     if len(log_A) == 0:
         return {}
-    threshold, icepop = bounds.upper, bounds.lower is not None
+    threshold, icepop = bounds.upper, bounds.lower is not None and not bounds.clamps
     lower = 1 / threshold if bounds.lower is None else bounds.lower
     weight_A = log_A.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clamped_A = weights_T[ratios.mask_T] if icepop else weight_A.clamp(lower, threshold)

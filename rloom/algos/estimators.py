@@ -157,7 +157,37 @@ def grpo_passk(inputs: AdvantageInputs, settings: AdvantageSettings) -> Advantag
     return broadcast_to_tokens(inputs, groups, lead_N / spread(groups, return_N, settings))
 
 
-# Reward shaping and dynamic sampling of DAPO (Yu et al. 2025)
+# What changes scores before the estimator, and dynamic sampling: DAPO (Yu et al. 2025)
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """DAPO's penalty on answers that are close to the length limit."""
+
+    max_length: int
+    buffer: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class Shaping:
+    overlong: Overlong | None = None
+    truncated: float | None = None  # answers that ended at a limit: 0 or more is a factor, less than 0 is their score
+    score_range: tuple[float, float] | None = None
+
+    def scores(self, batch: Batch) -> Tensor:
+        """score_N with the penalties on long and on truncated answers, then limited to the range."""
+        score_N = batch.score_N + self.penalty(batch)
+        if self.truncated is not None and batch.finished_N is not None:
+            cut_N = score_N * self.truncated if self.truncated >= 0 else torch.full_like(score_N, self.truncated)
+            score_N = score_N.where(batch.finished_N, cut_N)
+        return score_N if self.score_range is None else score_N.clamp(*self.score_range)
+
+    def penalty(self, batch: Batch) -> Tensor:
+        if self.overlong is None:
+            return torch.zeros_like(batch.score_N)
+        length_N, over = batch.answer_length_N.float(), self.overlong
+        return overlong_penalty(length_N, over.max_length, over.buffer, over.factor)
 
 
 def overlong_penalty(answer_length_N: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:

@@ -21,6 +21,7 @@ Threshold = float | str
 class RatioBounds:
     lower: float | None
     upper: float
+    clamps: bool = False  # weights below the lower bound are raised to it; else they are 0
 
 
 @dataclass(frozen=True)

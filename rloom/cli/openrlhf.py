@@ -1,5 +1,6 @@
 """`rloom openrlhf [--flag VALUE ...] [key=value ...]`: `rloom train` with the flags of OpenRLHF's train_ppo_ray.py."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from rloom.config.schema import Config
 from rloom.console import run_safely
 from rloom.errors import ConfigError
 from rloom.language import translate as in_language
-from rloom.launch.directory import directory_of, in_directory
+from rloom.launch.directory import directory_of, has_files, in_directory
 
 OWN_FLAGS = ("--print", "--plan")
 
@@ -33,9 +34,18 @@ def main(arguments: Sequence[str]) -> int:
         print("".join(f"{in_language(notice)}\n" for notice in command.notices), end="", file=sys.stderr, flush=True)
         if "--plan" in own:
             return print_plan(config)
+        set_variables(command)
         return train(command, config)
 
     return run_safely(run)
+
+
+def set_variables(command: OpenrlhfCommand) -> None:
+    """For the trackers. The key of wandb is in the command line, which the run directory records."""
+    os.environ.update(command.environment)
+    if command.secret is not None:
+        os.environ.setdefault("WANDB_API_KEY", command.secret)
+        sys.argv = [argument.replace(command.secret, "True") for argument in sys.argv]
 
 
 def print_command(command: OpenrlhfCommand, config: Config) -> None:
@@ -77,9 +87,9 @@ def train(command: OpenrlhfCommand, config: Config) -> int:
 
 def check_empty(folder: Path) -> None:
     """Before the run, which would otherwise fail at its end."""
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if has_files(folder):
         raise ConfigError(
-            f"--save_path {folder}: the folder is not empty; use one that does not exist yet, or leave the flag out "
+            f"--save_path {folder}: the folder has files; use one that does not exist yet, or leave the flag out "
             "and write the policy of a checkpoint with `rloom export`"
         )
 

@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping
 from rloom.algos.needs import EstimatorNeeds
 from rloom.algos.ranges import unusual_values
 from rloom.config.base import ACTOR, CRITIC, MODEL, ROLLOUT, RunConfig
-from rloom.config.correction_checks import correction_faults, off_policy_faults, off_policy_notices, skip_faults
+from rloom.config.correction_checks import (
+    correction_faults,
+    dapo_faults,
+    off_policy_faults,
+    off_policy_notices,
+    skip_faults,
+)
 from rloom.config.derived import (
     Needs,
     RewardKinds,
@@ -187,7 +193,7 @@ def mini_batch_faults(config: Config) -> Iterator[str]:
 
 def micro_batch_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = config.data.longest_sample
     workers = config.actor_workers
     yield from role_micro_batch_faults(ACTOR, actor, actor.ppo_mini_batch_size * n, longest, workers)
     if algorithm.needs_critic:
@@ -380,26 +386,6 @@ def validation_faults(config: Config) -> Iterator[str]:
     for key, value in switches.items():
         if value and config.is_given(key):
             yield f"{key}={value} needs validation prompts: set data.val_files=FILE"
-
-
-def dapo_faults(config: Config) -> Iterator[str]:
-    n, limit = config.actor_rollout_ref.rollout.n, config.data.max_response_length
-    buffer = config.reward_model.overlong_buffer
-    if config.algorithm.filter_groups.enable and n < 2:
-        yield (
-            "algorithm.filter_groups.enable=True keeps groups with different scores, and "
-            f"actor_rollout_ref.rollout.n={n} makes groups of one; use 2 or more"
-        )
-    if config.algorithm.mask_truncated_answers and config.actor_rollout_ref.rollout.ignore_eos:
-        yield (
-            "algorithm.mask_truncated_answers=True leaves every answer out of the loss with "
-            "actor_rollout_ref.rollout.ignore_eos=True, which generates to the length limit; set one to False"
-        )
-    if buffer.enable and buffer.len > limit:
-        yield (
-            f"reward_model.overlong_buffer.len={buffer.len} is more than data.max_response_length={limit}; "
-            f"use {limit} or less"
-        )
 
 
 def ahead_faults(config: Config) -> Iterator[str]:

@@ -24,7 +24,13 @@ def correction_faults(config: Config) -> Iterator[str]:
         )
         return
     try:
-        bounds_of(section.rollout_is_threshold)
+        bounds = bounds_of(section.rollout_is_threshold)
+        raised = section.rollout_is_threshold_lower
+        if raised is not None and (bounds.lower is not None or raised > bounds.upper):
+            yield (
+                f"{KEY}.rollout_is_threshold_lower={raised} with {KEY}.rollout_is_threshold="
+                f"{section.rollout_is_threshold}: it takes one upper bound that is not below it, such as 5.0"
+            )
     except ValueError as error:
         yield f"{KEY}.rollout_is_threshold={section.rollout_is_threshold}: {error}"
     try:
@@ -116,4 +122,36 @@ def skip_faults(config: Config, loss: LossNeeds) -> Iterator[str]:
             f"{SKIP_KEY}=True: {LOSS_KEY}={loss_mode(config)} is not known to have no gradient where the advantage is "
             f"0; use another loss, such as vanilla, or leave {SKIP_KEY} out. A loss of your own declares it with "
             "PolicyLossEntry(..., scales_with_advantage=True)"
+        )
+
+
+def dapo_faults(config: Config) -> Iterator[str]:
+    n, limit = config.actor_rollout_ref.rollout.n, config.data.max_response_length
+    buffer = config.reward_model.overlong_buffer
+    if config.algorithm.filter_groups.enable and n < 2:
+        yield (
+            "algorithm.filter_groups.enable=True keeps groups with different scores, and "
+            f"actor_rollout_ref.rollout.n={n} makes groups of one; use 2 or more"
+        )
+    if config.algorithm.mask_truncated_answers and config.actor_rollout_ref.rollout.ignore_eos:
+        yield (
+            "algorithm.mask_truncated_answers=True leaves every answer out of the loss with "
+            "actor_rollout_ref.rollout.ignore_eos=True, which generates to the length limit; set one to False"
+        )
+    if config.data.max_length is not None and config.data.max_length <= config.data.max_prompt_length:
+        yield (
+            f"data.max_length={config.data.max_length}: a prompt of data.max_prompt_length="
+            f"{config.data.max_prompt_length} tokens would leave none for its answer; use a larger one"
+        )
+    ranges = {
+        "algorithm.filter_groups.mean_score_range": config.algorithm.filter_groups.mean_score_range,
+        "reward_model.score_range": config.reward_model.score_range,
+    }
+    for key, bounds in ranges.items():
+        if bounds is not None and bounds[0] >= bounds[1]:
+            yield f"{key}={bounds}: the first is not below the second; swap them"
+    if buffer.enable and buffer.len > limit:
+        yield (
+            f"reward_model.overlong_buffer.len={buffer.len} is more than data.max_response_length={limit}; "
+            f"use {limit} or less"
         )

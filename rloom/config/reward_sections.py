@@ -236,6 +236,11 @@ class RewardNetwork(Section):
         "Score packed conversations without padding, where the family allows it. False: pad each pass.",
         same_run=True,
     )
+    normalize: bool = key(
+        False,
+        "Scores are (output - mean) / std, with `mean` and `std` of the reward model's config.json, where OpenRLHF "
+        "saves them.",
+    )
     fsdp_config: RewardFsdp = section(RewardFsdp, "Offload and data type.")
 
 
@@ -367,6 +372,18 @@ class RewardModel(ClassifierKeys):
     )
     normalize: bool = key(
         False, "Normalise the score by its running mean and standard deviation over the run, saved in checkpoints."
+    )
+    truncated_score: float | None = key(
+        None,
+        "For answers that ended at the length limit, after `overlong_buffer`. 0 to 1: their score is multiplied by it. "
+        "Below 0: it is their score. null: their score counts as it is.",
+        le=1,
+    )
+    score_range: list[float] | None = key(
+        None,
+        "Limits of the score in training, [low, high], after the penalties. null: none.",
+        min_length=2,
+        max_length=2,
     )
     kinds: list[str] = key(
         [],

@@ -25,7 +25,9 @@ CHAT_VARIABLES = "Variables of the chat template, such as {enable_thinking: Fals
 class Data(Section):
     train_files: str | list[str] = key(
         EMBEDDED_NAME,
-        "Training prompts: one file or a list; parquet, json, jsonl. `embedded`: the arithmetic problems of rloom.",
+        "Training prompts: one file or a list; parquet, json, jsonl. On the hub: hf://datasets/OWNER/NAME/FILE, with * "
+        "for any text; with NAME@~parquet the hub's parquet files: CONFIGURATION/SPLIT/*. `embedded`: the arithmetic "
+        "problems of rloom.",
     )
     val_files: str | list[str] | None = key(
         None,
@@ -38,6 +40,12 @@ class Data(Section):
     )
     max_prompt_length: int = key(512, "Maximum prompt length in tokens.", ge=1)
     max_response_length: int = key(512, "Maximum answer length in tokens.", ge=1)
+    max_length: int | None = key(
+        None,
+        "Maximum tokens of prompt and answer together: an answer may have what its prompt leaves, up to "
+        "`max_response_length`. null: the sum of the two maxima.",
+        ge=2,
+    )
     filter_overlong_prompts: bool = key(False, "Drop prompts over `max_prompt_length` instead of truncating them.")
     truncation: Literal["error", "left", "right", "middle"] = key(
         "error",
@@ -62,6 +70,11 @@ class Data(Section):
         0, "Threads that render and tokenize the prompts at start. 0: none extra.", ge=0, same_run=True
     )
     return_raw_chat: bool = key(False, "Pass the chat messages to reward functions as `extra_info['raw_prompt']`.")
+
+    @property
+    def longest_sample(self) -> int:
+        longest = self.max_prompt_length + self.max_response_length
+        return longest if self.max_length is None else min(longest, self.max_length)
 
 
 KL_ESTIMATOR = Literal[
@@ -104,6 +117,9 @@ class RolloutCorrection(Section):
         "0, as in IcePop.",
         switch=WEIGHTED,
     )
+    rollout_is_threshold_lower: float | None = key(
+        None, "Lower bound of the weights: smaller ones are raised to it. null: none.", gt=0, switch=WEIGHTED
+    )
     rollout_is_batch_normalize: bool = key(False, "Scale the weights to mean 1 over the batch.", switch=WEIGHTED)
     rollout_rs: str | None = key(
         None,
@@ -138,6 +154,14 @@ class RolloutCorrection(Section):
 
 class FilterGroups(Section):
     enable: bool = key(False, "Replace groups with equal scores by further prompts (DAPO's dynamic sampling).")
+    mean_score_range: list[float] | None = key(
+        None,
+        "Bounds of a group's mean score, [low, high]: groups between the two, and equal to neither, are kept, whether "
+        "or not their scores differ. The score is `acc`, where the reward gives one. null: keep groups with different "
+        "scores.",
+        min_length=2,
+        max_length=2,
+    )
     max_num_gen_batches: int = key(10, "Stop the run if this many rounds of generation do not fill a step.", ge=1)
 
 

@@ -85,6 +85,7 @@ class EpisodeLimits:
 
     response_tokens: int  # after the first prompt, sampled and added ones; of each branch
     prompt_tokens: int | None = None  # of the first prompt, with the tools and what the environment added to it
+    total_tokens: int | None = None  # of the first prompt and what follows; of each branch
     turns: int | None = None  # answers of the policy
     user_turns: int | None = None  # answers of tools and of the environment
     turn_tokens: int | None = None

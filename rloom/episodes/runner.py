@@ -408,6 +408,8 @@ class RunningEpisode:
         self.check_prompt(tokens)
         longest_prompt = tokens if self.prompt_tokens is None else self.prompt_tokens
         left = {Ending.TOKENS: limits.response_tokens - max(0, tokens - longest_prompt)}
+        if limits.total_tokens is not None:
+            left[Ending.TOKENS] = min(left[Ending.TOKENS], limits.total_tokens - tokens)
         if (of_episode := self.left_of_episode(leaf, added)) is not None:
             left[Ending.EPISODE_TOKENS] = of_episode
         if limits.turn_tokens is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.correction import CorrectionSettings
-from rloom.algos.estimators import AdvantageSettings
+from rloom.algos.estimators import AdvantageSettings, Overlong, Shaping
 from rloom.algos.kl import KlControl
 from rloom.algos.objectives import PolicyObjective, ValueObjective
 from rloom.algos.off_policy import Denominator, RatioChoice, choose
@@ -58,7 +58,7 @@ from rloom.training.ahead import AheadSampler, AheadSettings
 from rloom.training.checkpoint import Writing, read_state
 from rloom.training.evaluate import Evaluator
 from rloom.training.learning_rate import LearningRateSchedule
-from rloom.training.loop import OldLogprobs, Overlong, Roles, Settings
+from rloom.training.loop import OldLogprobs, Roles, Settings
 from rloom.training.probe import ProbeRequests, WeightProbe
 from rloom.training.roles import Learner, MiniBatching, Scorer
 from rloom.training.sampling import DynamicSampling, Sampler
@@ -268,7 +268,7 @@ def weight_probe(config: Config, rollout: Group) -> WeightProbe | None:
     section = config.actor_rollout_ref.rollout
     if not section.kind.own_model:
         return None
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = config.data.longest_sample
     engines = section.engines(config.workers) if section.uses_servers else 1  # all servers have one client
     return WeightProbe(rollout, ProbeRequests(longest, section.temperature, engines), f"{ROLLOUT_KEY}={section.name}")
 
@@ -277,6 +277,7 @@ def evaluator(config: Config, sampler: Sampler, stop_ids: tuple[int, ...], held_
     val = config.actor_rollout_ref.rollout.val_kwargs
     sampling = Sampling(
         max_new_tokens=config.data.max_response_length,
+        max_length=config.data.max_length,
         temperature=val.temperature if val.do_sample else 0.0,
         top_p=val.top_p,
         top_k=val.top_k,
@@ -292,6 +293,7 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         advantage=advantage_settings(config),
         sampling=Sampling(
             max_new_tokens=config.data.max_response_length,
+            max_length=config.data.max_length,
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
@@ -303,8 +305,8 @@ def settings(config: Config, total_steps: int, groups: WorkerGroups) -> Settings
         kl_in_reward=config.kl_in_reward,
         kl_estimator=algorithm.kl_penalty if config.kl_in_reward or config.kl_only_measured else None,
         correction=correction(config),
-        overlong=overlong(config),
         mask_truncated=algorithm.mask_truncated_answers,
+        shaping=shaping(config),
         dynamic_sampling=dynamic_sampling(config),
         compare_logprobs=rollout.calculate_log_probs,
         # answers of older weights differ from the trainer's by more than the engine does
@@ -358,16 +360,20 @@ def correction(config: Config) -> CorrectionSettings | None:
     return CorrectionSettings(**keys) if section.enabled or keys["rollout_is"] else None
 
 
-def overlong(config: Config) -> Overlong | None:
-    buffer = config.reward_model.overlong_buffer
-    return Overlong(config.data.max_response_length, buffer.len, buffer.penalty_factor) if buffer.enable else None
+def shaping(config: Config) -> Shaping:
+    section = config.reward_model
+    buffer, bounds = section.overlong_buffer, section.score_range
+    overlong = Overlong(config.data.max_response_length, buffer.len, buffer.penalty_factor) if buffer.enable else None
+    return Shaping(overlong, section.truncated_score, None if bounds is None else (bounds[0], bounds[1]))
 
 
 def dynamic_sampling(config: Config) -> DynamicSampling | None:
     groups = config.algorithm.filter_groups
     if not groups.enable:
         return None
-    return DynamicSampling(config.data.train_batch_size, groups.max_num_gen_batches)
+    bounds = groups.mean_score_range
+    means = None if bounds is None else (bounds[0], bounds[1])
+    return DynamicSampling(config.data.train_batch_size, groups.max_num_gen_batches, means)
 
 
 def kl_control(config: Config) -> KlControl:

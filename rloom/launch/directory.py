@@ -42,6 +42,11 @@ WRITTEN = (METRICS_FILE, EVENTS_FILE, "rollouts", SCHEDULE_FILE)  # by a run, be
 OWNER = ".lock.owner"  # on file systems without flock: host and process id of the run
 
 
+def has_files(folder: Path) -> bool:
+    """Or is one. The model can be written beside subfolders, such as the run directory."""
+    return folder.is_file() or (folder.exists() and not all(entry.is_dir() for entry in folder.iterdir()))
+
+
 def run_directory(config: RunConfig) -> Path:
     """Check that the run's output folders are writable and its starting checkpoint exists. Writes nothing."""
     for key, path in config.trainer.output_folders.items():

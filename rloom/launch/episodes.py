@@ -339,6 +339,7 @@ def limits_of(config: Config) -> EpisodeLimits:
     return EpisodeLimits(
         response_tokens=config.data.max_response_length,
         prompt_tokens=config.data.max_prompt_length,
+        total_tokens=config.data.max_length,
         turns=keys.max_assistant_turns,
         user_turns=keys.max_user_turns,
         turn_tokens=keys.max_turn_length,

@@ -13,7 +13,7 @@ from rloom.config.given_keys import default_tree
 from rloom.config.load import validate
 from rloom.config.schema import Config, SftConfig
 from rloom.errors import CheckpointError
-from rloom.launch.directory import open_checkpoint
+from rloom.launch.directory import has_files, open_checkpoint
 from rloom.launch.model_sources import policy_source, sft_source
 from rloom.launch.models import policy_engine, policy_network
 from rloom.launch.sft import sft_engine, sft_network
@@ -27,19 +27,25 @@ from rloom.training.checkpoint import Checkpoints, read_state
 
 
 def export_newest(run: Path, folder: Path, *, dtype: str) -> Path:
-    """The policy of the newest checkpoint of a run directory."""
+    """The policy of the newest checkpoint of a run directory, beside subfolders of `folder` if it has any."""
     checkpoint = Checkpoints(run, keep={}).newest()
     if checkpoint is None:
         raise CheckpointError(f"{run} has no checkpoint to export")
-    return export(checkpoint, folder, dtype=dtype)
+    return export(checkpoint, folder, dtype=dtype, beside_folders=True)
 
 
 def export(
-    checkpoint: Path, folder: Path, overrides: Sequence[str] = (), *, adapter: bool = False, dtype: str = "float32"
+    checkpoint: Path,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    adapter: bool = False,
+    dtype: str = "float32",
+    beside_folders: bool = False,
 ) -> Path:
     """`adapter`: write the LoRA adapter instead of merging it into the weights."""
     open_checkpoint(checkpoint)
-    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+    if has_files(folder) if beside_folders else folder.is_file() or (folder.exists() and any(folder.iterdir())):
         raise CheckpointError(f"{folder} is not empty; use a folder that does not exist yet")
     trained = saved_sft if saved_root(checkpoint) is SftConfig else saved_policy
     network, source, has_lora = trained(checkpoint, overrides)
@@ -52,9 +58,12 @@ def export(
     shutil.rmtree(draft, ignore_errors=True)
     save_pretrained(network, load_tokenizer(source), draft)
     (draft / "README.md").write_text(card_of(checkpoint, folder.name, source.path, adapter=adapter), encoding="utf-8")
-    if folder.exists():
-        folder.rmdir()
-    return draft.rename(folder)
+    if not folder.exists():
+        return draft.rename(folder)
+    for entry in draft.iterdir():
+        entry.rename(folder / entry.name)
+    draft.rmdir()
+    return folder
 
 
 def card_of(checkpoint: Path, name: str, base: str, *, adapter: bool) -> str:

@@ -114,9 +114,14 @@ def held_out_files(config: Config | SftConfig) -> Files | None:
 
 
 def with_embedded(files: Files, name: str) -> Files:
-    """`embedded`, alone or in a list, is a file of rloom's own data."""
+    """`embedded`, alone or in a list, is a file of rloom's own data; those on the hub are downloaded."""
     if not isinstance(files, str):
-        return [str(with_embedded(file, name)) for file in files]
+        found = [with_embedded(file, name) for file in files]
+        return [file for one in found for file in ([one] if isinstance(one, str) else one)]
+    if files.startswith("hf://"):
+        from rloom.hub import files_at  # huggingface_hub is slow to import
+
+        return [str(file) for file in files_at(files)]
     return str(EMBEDDED_FOLDER / name) if files == EMBEDDED_NAME else files
 
 

@@ -13,7 +13,7 @@ def policy_source(config: Config) -> ModelSource:
         model.path,
         trust_remote_code=model.trust_remote_code,
         overrides=model.override_config,
-        longest=longest_sample(config),
+        longest=config.data.longest_sample,
     )
 
 
@@ -27,10 +27,6 @@ def policy_tokenizer(config: Config) -> Any:  # PreTrainedTokenizerBase: transfo
     return tokenizer
 
 
-def longest_sample(config: Config) -> int:
-    return config.data.max_prompt_length + config.data.max_response_length
-
-
 def critic_source(config: Config) -> ModelSource:
     critic, policy = config.critic, config.actor_rollout_ref.model
     return ModelSource(
@@ -38,7 +34,7 @@ def critic_source(config: Config) -> ModelSource:
         key="critic.model.path",
         trust_remote_code=critic.model.trust_remote_code or policy.trust_remote_code,
         overrides={**({} if critic.model.path else policy.override_config), **critic.model.override_config},
-        longest=longest_sample(config),
+        longest=config.data.longest_sample,
     )
 
 

@@ -276,7 +276,7 @@ def vllm_settings(config: Config, lora_rank: int | None) -> "VllmSettings":
         dtype=where.dtype,
         max_sequences=rollout.sequences(where.device.type),
         max_batched_tokens=rollout.max_num_batched_tokens,
-        max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
+        max_model_tokens=config.data.longest_sample,
         memory_share=rollout.gpu_memory_utilization,
         free_memory=rollout.free_cache_engine,
         eager=rollout.enforce_eager,

@@ -66,6 +66,18 @@ def longest_conversation(config: Config, source: ModelSource, tokenizer: PreTrai
     return wanted or limit
 
 
+def reward_moments(config: Config) -> tuple[float, float]:
+    """Mean and standard deviation that scores are normalised by."""
+    found, source = config.reward_model.model, reward_source(config)
+    fields = read_config(source).to_dict() if found.normalize else {}
+    if found.normalize and not {"mean", "std"} <= fields.keys():
+        log.warning(
+            f"Note: reward_model.model.normalize=True: no effect, because config.json of {source.path} has no mean and "
+            "std"
+        )
+    return float(fields.get("mean", 0.0)), float(fields.get("std", 1.0))
+
+
 def offloads_reward_model(config: Config, layout: WorkerLayout) -> bool:
     """By default its weights are on the host while other roles use its GPU."""
     chosen = config.reward_model.model.fsdp_config.param_offload
@@ -93,6 +105,7 @@ def reward_scorer(config: Config, layout: WorkerLayout) -> ClassifierScorer:
         device=device,
         batching=section.batching(len(layout.workers_of(REWARD))),
         label_weights=section.label_weights,
+        moments=reward_moments(config),
         offload=offloads_reward_model(config, layout),
         compiled=section.use_torch_compile,
     )

@@ -181,7 +181,7 @@ def server_settings(config: Config, device: torch.device, dtype: torch.dtype) ->
         dtype=str(dtype).removeprefix("torch."),
         max_sequences=rollout.sequences(device.type),
         max_prefill_tokens=rollout.max_num_batched_tokens,
-        max_model_tokens=config.data.max_prompt_length + config.data.max_response_length,
+        max_model_tokens=config.data.longest_sample,
         memory_share=rollout.gpu_memory_utilization,
         releases_memory=on_gpu and rollout.free_cache_engine,
         eager=rollout.enforce_eager,

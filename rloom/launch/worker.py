@@ -177,7 +177,7 @@ class Worker(BaseWorker[Config]):
         shared = own_model and {ACTOR, ROLLOUT} <= {*self.slot.pool.roles}
         if shared and (self.slot.alone or not self.config.actor_rollout_ref.rollout.uses_servers):
             section, rollout = self.config.actor_rollout_ref.rollout, self.roles.get(ROLLOUT)
-            longest = self.config.data.max_prompt_length + self.config.data.max_response_length
+            longest = self.config.data.longest_sample
             check_agreement(
                 rollout, self.roles[ACTOR], section.name, longest, section.temperature, alone=self.slot.alone
             )

@@ -6,6 +6,7 @@ Its repository has this as Python files, which do not run here: the classes have
 N conversations, T tokens of all of them, packed, L labels, K objectives, H hidden size.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -61,7 +62,7 @@ def load_classifier(source: ModelSource, *, dtype: torch.dtype, attention: str |
     try:
         if source.path == "embedded":
             return untrained_classifier(source, settings)
-        model, report = read_classifier(source, settings)
+        model, report = read_classifier(source, settings, **openrlhf_form(source))
         if VALUE_HEAD in report["unexpected_keys"] and report["missing_keys"]:
             model, report = read_classifier(source, {**settings, "key_mapping": VALUE_HEAD_NAMES}, labels=1)
     except Exception as error:  # transformers raises many types
@@ -75,9 +76,11 @@ def load_classifier(source: ModelSource, *, dtype: torch.dtype, attention: str |
 
 
 def read_classifier(
-    source: ModelSource, settings: Mapping[str, Any], *, labels: int | None = None
+    source: ModelSource, settings: Mapping[str, Any], *, labels: int | None = None, head: str | None = None
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """The model, and which weights the checkpoint lacks or has in addition. `labels`: None: as its config.json has."""
+    """The model, and which weights the checkpoint lacks or has in addition. `labels`: None: as its config.json has.
+    `head`: its name, if it is another one than score."""
+    settings = settings if head is None else {**settings, "key_mapping": {rf"^{re.escape(head)}\.": "score."}}
     config = read_config(source)
     if labels is not None:
         config.num_labels = labels
@@ -86,6 +89,15 @@ def read_classifier(
             source.location, config=config, output_loading_info=True, **settings
         )
     return model, report
+
+
+def openrlhf_form(source: ModelSource) -> dict[str, Any]:
+    """OpenRLHF's reward models have one label, which their config.json does not say, and may name the head."""
+    config = read_config(source)
+    if "normalize_reward" not in config.to_dict():
+        return {}
+    head = getattr(config, "value_head_prefix", "score")
+    return {"labels": 1, "head": None if head == "score" else head}
 
 
 def classifier_class(config: PreTrainedConfig) -> Any:

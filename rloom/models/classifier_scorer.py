@@ -68,11 +68,12 @@ class ClassifierScorer:
         device: torch.device,
         batching: MicroBatching,
         label_weights: Sequence[float] | None = None,
+        moments: tuple[float, float] = (0.0, 1.0),  # a score is (output - mean) / std
         offload: bool = False,  # to host memory, while nothing is scored
         compiled: bool = False,
     ) -> None:
         self.classifier, self.encoder, self.device, self.batching = classifier, encoder, device, batching
-        self.label_weights = label_weights
+        self.label_weights, self.moments = label_weights, moments
         self.labels = classifier.labels
         if label_weights is not None and len(label_weights) != len(self.labels):
             raise ModelError(
@@ -138,6 +139,7 @@ class ClassifierScorer:
             weights = self.label_weights or [1 / len(outputs)] * len(outputs)
             value = sum(weight * output for weight, output in zip(weights, outputs, strict=True))
             parts = dict(zip(self.labels, outputs, strict=True))
+        value = (value - self.moments[0]) / self.moments[1]
         return Score.of(value, parts, subject=f"the reward model's output is {list(outputs)}")
 
     def check_combined(self, outputs: Sequence[float]) -> None:

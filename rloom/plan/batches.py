@@ -54,6 +54,7 @@ class Batches:
     answer_tokens: int  # length of the longest answer
     actor: Updates
     critic: Updates | None  # iff the estimator needs one
+    max_length: int | None = None  # of prompt and answer together
 
     @property
     def samples(self) -> int:
@@ -70,7 +71,8 @@ class Batches:
     @property
     def longest(self) -> int:
         """Tokens of the longest sample."""
-        return self.prompt_tokens + self.answer_tokens
+        longest = self.prompt_tokens + self.answer_tokens
+        return longest if self.max_length is None else min(longest, self.max_length)
 
     @property
     def tokens(self) -> int:
@@ -99,6 +101,7 @@ def batches(config: Config, *, critic: bool) -> Batches:
         answer_tokens=config.data.max_response_length,
         actor=updates(config, actor, ranks, actor.ppo_mini_batch_size, actor.ppo_epochs),
         critic=updates(config, config.critic, ranks, *config.critic_updates) if critic else None,
+        max_length=config.data.max_length,
     )
 
 
@@ -108,7 +111,7 @@ def shares_of(role: Actor | Critic, ranks: int) -> int:
 
 def updates(config: Config, section: Actor | Critic, ranks: int, prompts: int, epochs: int) -> Updates:
     samples = prompts * config.actor_rollout_ref.rollout.n
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = config.data.longest_sample
     batching = section.batching(ranks, model_ranks=model_ranks(section, ranks))
     passes = plan_passes(largest_share(samples, shares_of(section, ranks)), batching, longest)
     return Updates(prompts, samples, passes, config.data.train_batch_size // prompts, epochs)

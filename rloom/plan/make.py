@@ -183,7 +183,7 @@ def smaller_passes(config: Config) -> Iterator[Changes]:
     keys = [f"{model}.enable_gradient_checkpointing" for model in models]
     if off := [key for key in keys if not value_at(config, key)]:
         yield dict.fromkeys(off, True)
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = config.data.longest_sample
     for divisor in (2, 4, 8, 16):
         changes: Changes = {}
         for name, role in roles.items():

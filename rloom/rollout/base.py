@@ -30,6 +30,13 @@ class Sampling:
     top_k: int = -1  # -1: the whole vocabulary
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # generate up to max_new_tokens, stop tokens included
+    max_length: int | None = None  # of prompt and answer together; a request has its own max_new_tokens instead
+
+    def after(self, prompt: Sequence[int]) -> "Sampling":
+        if self.max_length is None:
+            return self
+        left = max(1, self.max_length - len(prompt))
+        return replace(self, max_new_tokens=min(self.max_new_tokens, left), max_length=None)
 
     @property
     def without_limit(self) -> "Sampling":

@@ -35,7 +35,7 @@ from rloom.rollout.base import (
     WaitIfIdle,
 )
 from rloom.training.dispatch import Dispatcher, ceil_div
-from rloom.training.sampling import ROUNDS, SURPLUS, DynamicSampling, Sampler, draw_seed, with_different_scores
+from rloom.training.sampling import ROUNDS, SURPLUS, DynamicSampling, Sampler, draw_seed
 from rloom.training.schedule import (
     OTHER,
     RecordedRun,
@@ -492,7 +492,8 @@ class AheadSampler:
             scope = f"train/{self.step}/{step - self.first_batch}"
         seed = draw_seed(self.sampler.seed, scope, row)
         answer = group.rows[member] if self.settings.keeps_cache else None
-        return Request(group.prompt.tokens, self.sampling, seed, begun=group.answers[member].begun, answer=answer)
+        tokens = group.prompt.tokens
+        return Request(tokens, self.sampling.after(tokens), seed, begun=group.answers[member].begun, answer=answer)
 
     def add(self, number: int, member: int, completion: Completion) -> None:
         group = self.groups[number] = self.groups[number].with_answer(member, completion)
@@ -504,7 +505,7 @@ class AheadSampler:
         size = self.settings.groups_per_step
         for group in [*self.groups.values()]:
             if group.number not in self.ready and group.complete and all(map(self.scoring.is_scored, group.rows)):
-                if self.dynamic_sampling is None or self.has_different_scores(group):
+                if self.dynamic_sampling is None or self.is_kept(group, self.dynamic_sampling):
                     self.ready.add(group.number)
                 else:
                     self.remove(group.number)
@@ -522,8 +523,8 @@ class AheadSampler:
             {group.number: group.oldest for group in self.groups.values()}, self.ready, step, self.settings
         )
 
-    def has_different_scores(self, group: QueuedGroup) -> bool:
-        return bool(with_different_scores(self.scoring.find(group.rows).scored(lambda done, total: None)))
+    def is_kept(self, group: QueuedGroup, dynamic_sampling: DynamicSampling) -> bool:
+        return bool(dynamic_sampling.kept(self.scoring.find(group.rows).scored(lambda done, total: None)))
 
     def remove(self, number: int) -> None:
         """A complete group that is not trained. Another one is admitted in its place."""

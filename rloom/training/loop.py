@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rloom.algos.correction import CorrectionSettings, correct, mismatch
-from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, overlong_penalty
+from rloom.algos.estimators import AdvantageInputs, AdvantageSettings, Shaping
 from rloom.algos.kl import KlControl, kl_estimator, mean_sample_kl, token_rewards
 from rloom.algos.objectives import Metrics
 from rloom.algos.registry import Algorithm
@@ -58,15 +58,6 @@ class OldLogprobs(Enum):
     ROLLOUT = "rollout"  # the rollout engine reported them
 
 
-@dataclass(frozen=True)
-class Overlong:
-    """DAPO's penalty on answers that are close to the length limit."""
-
-    max_length: int
-    buffer: int
-    factor: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings(StepSettings):
     """The part of the configuration that the loop itself uses."""
@@ -79,7 +70,7 @@ class Settings(StepSettings):
     kl_in_reward: bool
     kl_estimator: str | None  # its name; None: the step measures no KL to the reference
     correction: CorrectionSettings | None
-    overlong: Overlong | None
+    shaping: Shaping
     mask_truncated: bool  # answers that ended at a limit are not in the loss
     dynamic_sampling: DynamicSampling | None
     compare_logprobs: bool
@@ -320,22 +311,15 @@ class Training(StepLoop):
         return score_G[torch.tensor([index_of[trajectory.group] for trajectory in trajectories])]
 
     def penalised(self, batch: Batch) -> Batch:
-        """The scores with the penalty on over-long answers, if there is one."""
-        overlong = self.settings.overlong
-        if overlong is None:
-            return batch
-        length_N = batch.answer_length_N.float()
-        penalty_N = overlong_penalty(length_N, overlong.max_length, overlong.buffer, overlong.factor)
-        return replace(batch, score_N=batch.score_N + penalty_N)
+        return replace(batch, score_N=self.settings.shaping.scores(batch))
 
     def rewards(
         self, batch: Batch, logprobs_T: Tensor | None, ref_logprobs_T: Tensor | None
     ) -> tuple[Tensor, KlControl, Metrics]:
         """Rewards of each token, less the KL if that is configured, and the KL coefficient of the next step."""
-        control, scored = self.state.kl, batch
-        batch = self.penalised(scored)
-        penalty_N = (batch.score_N - scored.score_N)[batch.counted_N]
-        metrics = {"reward/overlong": float(penalty_N.mean())} if self.settings.overlong else {}
+        control, shaping = self.state.kl, self.settings.shaping
+        metrics = {"reward/overlong": float(shaping.penalty(batch)[batch.counted_N].mean())} if shaping.overlong else {}
+        batch = self.penalised(batch)
         if self.settings.kl_estimator is None:
             return token_rewards(batch, None, 0.0), control, metrics
         assert logprobs_T is not None and ref_logprobs_T is not None  # KL on: both were computed

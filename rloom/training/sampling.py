@@ -59,7 +59,7 @@ class Sampler:
             return self.run_episodes(self.episodes, rows, answers_per_prompt, first_row, sampling, seed_scope, progress)
         groups = [
             [
-                Request(prompt.tokens, sampling, draw_seed(self.seed, seed_scope, first_row + row))
+                Request(prompt.tokens, sampling.after(prompt.tokens), draw_seed(self.seed, seed_scope, first_row + row))
                 for row in range(group * answers_per_prompt, (group + 1) * answers_per_prompt)
             ]
             for group, prompt in enumerate(prompts)
@@ -160,6 +160,7 @@ class DynamicSampling:
 
     groups_per_step: int
     max_rounds: int
+    mean_range: tuple[float, float] | None = None  # kept instead: groups whose mean score is between these
 
     def fill(self, generate_round: Callable[[int], list[Trajectory]]) -> FilledStep:
         """`generate_round(number)` answers as many new prompts as a step has. Groups are numbered as they are kept.
@@ -170,7 +171,7 @@ class DynamicSampling:
         kept: list[list[Trajectory]] = []
         for number in range(1, self.max_rounds + 1):
             trajectories = generate_round(number)
-            members: dict[int, list[Trajectory]] = {group: [] for group in with_different_scores(trajectories)}
+            members: dict[int, list[Trajectory]] = {group: [] for group in self.kept(trajectories)}
             for trajectory in trajectories:
                 if trajectory.group in members:
                     members[trajectory.group].append(trajectory)
@@ -181,6 +182,17 @@ class DynamicSampling:
                 surplus = float(len(kept) - self.groups_per_step)
                 return FilledStep(filled, {ROUNDS: float(number), SURPLUS: surplus})
         raise self.too_few(len(kept))
+
+    def kept(self, trajectories: Sequence[Trajectory]) -> list[int]:
+        """The groups that a step trains."""
+        if self.mean_range is None:
+            return with_different_scores(trajectories)
+        scores: dict[int, list[float]] = {}
+        for answer in answers_of(trajectories):
+            if (accuracy := answer.score.accuracy) is not None:
+                scores.setdefault(answer.group, []).append(accuracy)
+        low, high = self.mean_range
+        return sorted(group for group, found in scores.items() if low < sum(found) / len(found) < high)
 
     def too_few(self, kept: int) -> TrainingError:
         return TrainingError(

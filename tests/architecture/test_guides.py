@@ -59,7 +59,7 @@ def test_every_command_on_a_page_is_accepted(page: Path) -> None:
 
 def test_an_unknown_key_and_a_command_over_two_lines_are_found() -> None:
     assert unknown_keys("`data.seeds=1`, `data.seed`, [x](data.md)\n| `data.image_key` | remove |\n") == {"data.seeds"}
-    assert unknown_keys("`--data.max_len`, `data.max_length`") == {"data.max_length"}
+    assert unknown_keys("`--data.max_len`, `data.max_lengths`") == {"data.max_lengths"}
     assert unknown_keys("`data.max_length`, `optim.lrs=1`", "sft.md") == {"optim.lrs"}
     page = "```bash\nrloom plan a.b=1 \\\n    'c.d=[1, 2]' ... --gpu_memory 80   # why\nls\n```\n"
     assert list(commands(page, "rloom plan")) == [["a.b=1", "c.d=[1, 2]"]]

@@ -4,10 +4,19 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Any
 
 from rloom.config.base import ACTOR, MODEL, REF, ROLLOUT
+from rloom.config.correction_checks import KEY as CORRECTION
 from rloom.config.frontends.openrlhf_flags import GivenFlags, flags, parse
+from rloom.config.frontends.openrlhf_placement import (
+    async_faults,
+    async_values,
+    placement_faults,
+    placement_values,
+    shares_critic,
+)
 from rloom.config.given_keys import real_key
 from rloom.config.load import literal
 from rloom.errors import ConfigError
@@ -17,7 +26,7 @@ NO_DUAL_CLIP = 1.0e9
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "gae": {"algorithm.adv_estimator": "gae"},
     "reinforce": {"algorithm.adv_estimator": "reinforce_plus_plus"},
-    "rloo": {"algorithm.adv_estimator": "rloo", "algorithm.normalize_advantages": True},
+    "rloo": {"algorithm.adv_estimator": "rloo"},
     "reinforce_baseline": {"algorithm.adv_estimator": "reinforce_plus_plus_baseline"},
     "group_norm": {"algorithm.adv_estimator": "grpo"},
     "dr_grpo": {"algorithm.adv_estimator": "grpo", "algorithm.norm_adv_by_std_in_grpo": False},
@@ -32,13 +41,16 @@ class OpenrlhfCommand:
     values: Mapping[str, Any]
     overrides: Sequence[str]
     save_path: str | None  # --save_path
-    notices: Sequence[str]  # about flags of models that the run does not have
+    notices: Sequence[str]  # about flags without an effect, and results that differ from OpenRLHF's
+    environment: Mapping[str, str]  # variables of the trackers
+    secret: str | None  # the key of wandb, which is printed and saved nowhere
 
     @property
     def rloom_command(self) -> str:
         """The equivalent `rloom train`, for a shell."""
+        variables = [f"{name}={shlex.quote(value)} " for name, value in self.environment.items()]
         pairs = [f"{key}={grammar(value)}" for key, value in self.values.items()]
-        return shlex.join(["rloom", "train", *pairs, *self.overrides])
+        return "".join(variables) + shlex.join(["rloom", "train", *pairs, *self.overrides])
 
 
 def translate(arguments: Sequence[str]) -> OpenrlhfCommand:
@@ -61,7 +73,8 @@ def translate(arguments: Sequence[str]) -> OpenrlhfCommand:
         **run_values(given, typed_keys(line.overrides)),
         **plain_values(given),
     }
-    return OpenrlhfCommand(values, line.overrides, given["save_path"], list(notices(given)))
+    notes = [*notices(given), *line.notices]
+    return OpenrlhfCommand(values, line.overrides, given["save_path"], notes, environment(given), wandb_key(given))
 
 
 def typed_keys(overrides: Sequence[str]) -> dict[str, str]:
@@ -85,21 +98,89 @@ def roles(given: GivenFlags) -> list[str]:
 
 
 def notices(given: GivenFlags) -> Iterator[str]:
-    """OpenRLHF's scripts keep the flags of all models, whichever of them a run has."""
-    reasons = {
-        "critic": f"--advantage_estimator {given['advantage_estimator']} trains no critic",
-        "ref": "there is no reference model",
-        "reward": "there is no reward model (--reward_pretrain)",
-    }
-    for role in [role for role in reasons if role not in roles(given)]:
-        starts = (f"{role}_num_", f"{role}_learning_rate", f"{role}.")
-        idle = [f"--{name}" for name in given.values if name.startswith(starts) and not flags()[name].plain]
-        if idle:
-            yield f"Note: {', '.join(idle)}: no effect in this run, because {reasons[role]}"
+    reasons = idle_flags(given)
+    for reason in dict.fromkeys(reasons.values()):
+        names = [f"--{name}" for name in given.values if reasons.get(name) == reason]
+        yield f"Note: {', '.join(names)}: no effect in this run, because {reason}"
+    if given["use_dynamic_batch"] and (budget := token_budgets(given)[0]) > given["train_max_tokens_per_gpu"]:
+        yield (
+            f"Note: --train_max_tokens_per_gpu {given['train_max_tokens_per_gpu']}: a pass may have {budget} tokens on "
+            "each GPU, those of the longest sample"
+        )
+    if shares_critic(given, roles(given)) and not given["colocate_all_models"]:
+        yield "Note: --colocate_critic_reward: the reward model shares the GPUs of the actor, not those of the critic"
+    if "reward" in roles(given) and has_critic(given) and given["critic_pretrain"] is None:
+        yield (
+            "Note: the critic starts from the policy's model. OpenRLHF starts it from the reward model; "
+            "--critic_pretrain sets another one"
+        )
+    estimator = given["advantage_estimator"]
+    if has_kl(given) and not given["use_kl_loss"] and estimator not in ("gae", "reinforce"):
+        yield (
+            f"Note: --init_kl_coef with --advantage_estimator {estimator}: the KL is a part of the reward that the "
+            "answers to a prompt are compared by. OpenRLHF subtracts it afterwards. --use_kl_loss is the same in both"
+        )
+    if normalizes_rloo(given):
+        yield (
+            "Note: --advantage_estimator rloo: advantages are normalised, as in OpenRLHF up to 0.8. For releases since "
+            "0.9, which do not, use --algo.advantage.estimator rloo"
+        )
+    if given["async_train"] and not given["enable_vllm_is_correction"]:
+        yield (
+            "Note: --async_train: tokens of older weights are weighted by their ratio, at most 2 "
+            "(algorithm.rollout_correction). OpenRLHF does so with --enable_vllm_is_correction only"
+        )
+
+
+def without(name: str) -> str:
+    return f"--{name} is not given"
+
+
+def idle_flags(given: GivenFlags) -> dict[str, str]:
+    """Given flag -> why it has no effect. OpenRLHF's scripts keep flags of models that a run does not have."""
+    present, estimator = roles(given), given["advantage_estimator"]
+    rules: list[tuple[bool, str, str]] = [  # (no effect, the flags, reason)
+        ("critic" not in present, "critic_num_*,critic_learning_rate,critic.*,critic_pretrain,value_clip,lambd",
+         f"--advantage_estimator {estimator} trains no critic"),
+        (estimator == "group_norm", "reward_clip_range", "the scores of a group have a standard deviation of 1"),
+        (estimator not in ("gae", "reinforce") and given["gamma"] != 1, "gamma",
+         f"--advantage_estimator {estimator} has no discount"),
+        ("ref" not in present, "ref_num_*,ref.*", "there is no reference model"),
+        ("reward" not in present, "reward_num_*,reward.offload,normalize_reward",
+         "there is no reward model (--reward_pretrain)"),
+        (not has_kl(given), "use_kl_loss,kl_target,kl_estimator,kl_horizon", "--init_kl_coef 0 turns the KL off"),
+        ("kl_target" not in given, "kl_horizon", without("kl_target")),
+        ("overlong_buffer_len" not in given, "overlong_penalty_factor", without("overlong_buffer_len")),
+        (given["use_dynamic_batch"], "micro_train_batch_size,micro_rollout_batch_size",
+         "--use_dynamic_batch fills passes by tokens"),
+        (not given["use_dynamic_batch"], "train_max_tokens_per_gpu,rollout_max_tokens_per_gpu",
+         without("use_dynamic_batch")),
+        (not given["enable_vllm_is_correction"], "vllm_is_truncated_threshold,vllm_is_correction_type",
+         without("enable_vllm_is_correction")),
+        (given["policy_loss_type"] == "gspo", "vllm_is_truncated_threshold,vllm_is_correction_type",
+         "--policy_loss_type gspo takes its ratio to the log-probs of the rollout engine instead"),
+        (not given["dynamic_filtering"], "dynamic_filtering_reward_range", without("dynamic_filtering")),
+        (not given["lora_rank"], "lora_alpha,target_modules", "--lora_rank is 0"),
+        (not given["vllm_num_engines"], "enable_prefix_caching", without("vllm_num_engines")),
+        (not given["async_train"], "async_queue_size", without("async_train")),
+        (not given["use_wandb"], "wandb_project,wandb_run_name,wandb_org,wandb_group", without("use_wandb")),
+        ("prompt_data" not in given, "input_key,label_key,input_template,apply_chat_template,prompt_split",
+         without("prompt_data")),
+        (given["apply_chat_template"], "input_template", "--apply_chat_template formats the prompts"),
+        ("prompt_data" in given and "eval_dataset" not in given and given["eval_steps"] > 0, "eval_steps",
+         without("eval_dataset")),
+        ("eval_dataset" not in given, "eval_temperature,eval_n_samples_per_prompt,eval_split,best_metric_key",
+         without("eval_dataset")),
+    ]  # fmt: skip
+    found: dict[str, str] = {}
+    for applies, patterns, reason in rules:
+        names = [name for name in given.values if any(fnmatch(name, pattern) for pattern in patterns.split(","))]
+        found |= {name: reason for name in names if applies and name not in found}
+    return found
 
 
 def plain_values(given: GivenFlags) -> dict[str, Any]:
-    found = [flags()[name] for name in given.values]
+    found = [flags()[name] for name in given.values if name not in idle_flags(given)]
     return {key: given[flag.name] for flag in found if flag.plain for key in flag.keys}
 
 
@@ -124,9 +205,18 @@ def sample_passes(given: GivenFlags) -> dict[str, Any]:
     return values
 
 
+def token_budgets(given: GivenFlags) -> tuple[int, int]:
+    """Of training and of scoring. A sample that is longer has a pass of its own in OpenRLHF."""
+    lengths = length_values(given)
+    longest = lengths.get("data.max_length") or sum(lengths.values())
+    training = given["train_max_tokens_per_gpu"]
+    scoring = given["rollout_max_tokens_per_gpu"] or training
+    ring = given["ring_attn_size"]
+    return max(training, -(-longest // ring)), max(scoring, -(-longest // ring))
+
+
 def token_passes(given: GivenFlags) -> dict[str, Any]:
-    budget = given["train_max_tokens_per_gpu"]
-    scoring_budget = given["rollout_max_tokens_per_gpu"] or budget
+    budget, scoring_budget = token_budgets(given)
     values: dict[str, Any] = {}
     for section in [ACTOR, *(["critic"] if has_critic(given) else [])]:
         values |= {f"{section}.use_dynamic_bsz": True, f"{section}.ppo_max_token_len_per_gpu": budget}
@@ -156,17 +246,13 @@ def batch_faults(given: GivenFlags) -> Iterator[str]:
             f"--train_batch_size {train} (samples) does not divide --rollout_batch_size {rollout} × "
             f"--n_samples_per_prompt {n} = {rollout * n} samples; change one of them"
         )
-    dynamic = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
-    idle = ("micro_train_batch_size", "micro_rollout_batch_size") if given["use_dynamic_batch"] else dynamic
-    for name in idle:
-        if name in given:
-            way = "with" if given["use_dynamic_batch"] else "without"
-            yield f"--{name}: no effect {way} --use_dynamic_batch"
 
 
 def algorithm_values(given: GivenFlags) -> dict[str, Any]:
-    values = {**ESTIMATORS[given["advantage_estimator"]], **kl_values(given)}
-    if has_critic(given) or "lambd" in given:
+    values = {**ESTIMATORS[given["advantage_estimator"]], **kl_values(given), **correction_values(given)}
+    if normalizes_rloo(given):
+        values["algorithm.normalize_advantages"] = True
+    if has_critic(given):
         values["algorithm.lam"] = given["lambd"]
     if "eps_clip_low_high" in given:
         low, high = given["eps_clip_low_high"]
@@ -177,10 +263,49 @@ def algorithm_values(given: GivenFlags) -> dict[str, Any]:
         values[f"{ACTOR}.clip_ratio_c"] = given["dual_clip"] or NO_DUAL_CLIP
     if given["freezing_actor_steps"] > 0:
         values["trainer.critic_warmup"] = given["freezing_actor_steps"]
+    if given["dynamic_filtering"]:
+        values["algorithm.filter_groups.mean_score_range"] = list(given["dynamic_filtering_reward_range"])
+    if given["advantage_estimator"] in ("gae", "reinforce"):
+        values["reward_model.score_range"] = list(given["reward_clip_range"])
     if "overlong_buffer_len" in given:
         values["reward_model.overlong_buffer.enable"] = True
         values["reward_model.overlong_buffer.len"] = int(given["overlong_buffer_len"])
     return values
+
+
+def normalizes_rloo(given: GivenFlags) -> bool:
+    """As up to 0.8. Releases since 0.9 do not; the dotted names are theirs."""
+    return given["advantage_estimator"] == "rloo" and "advantage_estimator" not in given.dotted
+
+
+def correction_values(given: GivenFlags) -> dict[str, Any]:
+    low, high = given["vllm_is_truncated_threshold"]
+    if not given["enable_vllm_is_correction"]:
+        return {}
+    if given["policy_loss_type"] == "gspo":
+        return {f"{CORRECTION}.bypass_mode": True}
+    if given["vllm_is_correction_type"] == "icepop":
+        return {f"{CORRECTION}.rollout_is": "token", f"{CORRECTION}.rollout_is_threshold": f"{low}_{high}"}
+    bounds = {f"{CORRECTION}.rollout_is_threshold": high, f"{CORRECTION}.rollout_is_threshold_lower": low}
+    return {f"{CORRECTION}.rollout_is": "token", **bounds}
+
+
+def correction_faults(given: GivenFlags) -> Iterator[str]:
+    if not given["enable_vllm_is_correction"]:
+        return
+    if given["policy_loss_type"] == "gspo" and has_kl(given) and not given["use_kl_loss"]:
+        yield (
+            "--enable_vllm_is_correction with --policy_loss_type gspo: the KL in the reward would be that of the "
+            "rollout engine's log-probs; add --use_kl_loss, or use --init_kl_coef 0"
+        )
+    if given["vllm_is_correction_type"] == "seq-mask-tis" and given["policy_loss_type"] == "ppo":
+        low, high = given["vllm_is_truncated_threshold"]
+        yield (
+            "--vllm_is_correction_type seq-mask-tis: OpenRLHF counts the tokens of rejected answers in the mean of the "
+            "loss, rloom does not. Use icepop, or leave --enable_vllm_is_correction out and reject with "
+            f"{CORRECTION}.rollout_rs=geometric {CORRECTION}.rollout_rs_threshold={high} "
+            f"{CORRECTION}.rollout_rs_threshold_lower={low} {CORRECTION}.rollout_is=token"
+        )
 
 
 def kl_values(given: GivenFlags) -> dict[str, Any]:
@@ -208,23 +333,18 @@ def algorithm_faults(given: GivenFlags) -> Iterator[str]:
             f"--n_samples_per_prompt {n}: --advantage_estimator {estimator} compares the answers to one prompt; "
             "use 2 or more, or --advantage_estimator gae"
         )
-    if given["use_kl_loss"] and "kl_target" in given:
+    yield from correction_faults(given)
+    if "reward_clip_range" in given and estimator not in ("gae", "reinforce", "group_norm"):
+        yield (
+            f"--reward_clip_range: with --advantage_estimator {estimator} OpenRLHF limits the difference to the other "
+            "answers, rloom can limit the score itself; leave it out, or use reward_model.score_range=[LOW,HIGH]"
+        )
+    if (factor := given["stop_properly_penalty_coef"]) is not None and factor > 1:
+        yield f"--stop_properly_penalty_coef {factor:g}: use a factor of 0 to 1, or a score below 0"
+    if given["use_kl_loss"] and "kl_target" in given and has_kl(given):
         yield "--kl_target: the coefficient of the KL in the loss is fixed; leave it out, or leave out --use_kl_loss"
-    if "kl_horizon" in given and "kl_target" not in given:
-        yield "--kl_horizon: no effect without --kl_target, which makes the coefficient adaptive"
-    if not has_kl(given):
-        for name in ("use_kl_loss", "kl_target", "kl_estimator"):
-            if name in given:
-                yield f"--{name}: no effect with --init_kl_coef {given['init_kl_coef']:g}, which turns the KL off"
-    if "overlong_penalty_factor" in given and "overlong_buffer_len" not in given:
-        yield "--overlong_penalty_factor: no effect without --overlong_buffer_len"
     if "dual_clip" in given and given["policy_loss_type"] == "gspo":
         yield "--dual_clip: --policy_loss_type gspo has none; leave it out"
-    if "use_wandb" in given and given["use_wandb"].lower() not in ("true", "1"):
-        yield (
-            "--use_wandb: a key on the command line is visible to others (it is not shown here); put it into the "
-            "environment variable WANDB_API_KEY and use --use_wandb True"
-        )
 
 
 def optimizer_values(given: GivenFlags, role: str, optim: str, section: str) -> dict[str, Any]:
@@ -265,10 +385,10 @@ def model_values(given: GivenFlags) -> dict[str, Any]:
     if given["ref_reward_offload"]:
         offloaded = {"ref": REF, "reward": "reward_model.model"}
         values |= {f"{offloaded[role]}.fsdp_config.param_offload": True for role in roles(given) if role in offloaded}
-    if "target_modules" in given:
+    if "target_modules" in given and given["lora_rank"]:
         names = given["target_modules"]
         values[f"{MODEL}.target_modules"] = "all-linear" if names == ["all-linear"] else names
-    if given["enable_prefix_caching"]:
+    if given["enable_prefix_caching"] and given["vllm_num_engines"]:
         values[f"{ROLLOUT}.engine_kwargs"] = {"enable_prefix_caching": True}
     return values
 
@@ -276,7 +396,7 @@ def model_values(given: GivenFlags) -> dict[str, Any]:
 def run_values(given: GivenFlags, typed: Collection[str]) -> dict[str, Any]:
     values = {
         "trainer.save_freq": given["save_steps"],
-        "trainer.test_freq": given["eval_steps"],
+        "trainer.test_freq": -1 if "eval_steps" in idle_flags(given) else given["eval_steps"],
         "trainer.val_before_train": False,
         "trainer.default_local_dir": given["ckpt_path"],
         "trainer.max_actor_ckpt_to_keep": given["max_ckpt_num"],
@@ -288,16 +408,30 @@ def run_values(given: GivenFlags, typed: Collection[str]) -> dict[str, Any]:
         values["trainer.number_runs"] = True
     if has_critic(given):
         values["trainer.max_critic_ckpt_to_keep"] = given["max_ckpt_num"]
-    if "best_metric_key" in given and given["best_metric_key"] != "none":
+    if "best_metric_key" in given and "eval_dataset" in given and given["best_metric_key"] != "none":
         values["trainer.keep_best_checkpoint"] = True
         if given["best_metric_key"]:
             values["trainer.best_metric_key"] = validation_metric(given["best_metric_key"])
     if given["save_hf_ckpt"]:
         resumable = [] if given["disable_ds_ckpt"] else ["model", "optimizer"]
         values[f"{ACTOR}.checkpoint.save_contents"] = [*resumable, "extra", "hf_model"]
-    if "use_wandb" in given:
-        values |= {"trainer.logger": ["console", "wandb"], "trainer.project_name": given["wandb_project"]}
+    trackers = {"wandb": given["use_wandb"], "tensorboard": given["use_tensorboard"]}
+    if any(trackers.values()):
+        values["trainer.logger"] = ["console", *(name for name, wanted in trackers.items() if wanted)]
+    if given["use_wandb"]:
+        values["trainer.project_name"] = given["wandb_project"]
     return values
+
+
+def environment(given: GivenFlags) -> dict[str, str]:
+    names = {"use_tensorboard": "TENSORBOARD_DIR"}
+    names |= {"wandb_org": "WANDB_ENTITY", "wandb_group": "WANDB_RUN_GROUP"} if given["use_wandb"] else {}
+    return {variable: given[name] for name, variable in names.items() if given[name]}
+
+
+def wandb_key(given: GivenFlags) -> str | None:
+    key: str | None = given["use_wandb"]
+    return None if key is None or key.lower() in ("true", "1") else key
 
 
 def validation_metric(name: str) -> str:
@@ -313,13 +447,8 @@ def checkpoint_faults(given: GivenFlags) -> Iterator[str]:
         yield "--disable_ds_ckpt: --save_path is written from the weights of the last checkpoint; leave one of them out"
     if given["max_ckpt_num"] < 1:
         yield f"--max_ckpt_num {given['max_ckpt_num']}: use 1 or more"
-    for name in ("wandb_project", "wandb_run_name"):
-        if name in given and "use_wandb" not in given:
-            yield f"--{name}: no effect without --use_wandb"
     if given["zero_stage"] not in (0, 1, 2, 3):
         yield f"--zero_stage {given['zero_stage']}: it takes 0, 1, 2 or 3"
-    if given["enable_prefix_caching"] and not given["vllm_num_engines"]:
-        yield "--enable_prefix_caching: it is a setting of vLLM; add --vllm_num_engines, or leave it out"
 
 
 def grammar(value: Any) -> str:
@@ -342,6 +471,7 @@ def quoted(text: str) -> str:
 
 
 SUFFIXES = (".parquet", ".json", ".jsonl")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 NO_SOURCE = "default"  # OpenRLHF's data source of rows without one
 REWARD_FUNCTION, AGENT_EXECUTOR = "reward_func", "AgentExecutor"  # names in the files
 
@@ -349,30 +479,46 @@ REWARD_FUNCTION, AGENT_EXECUTOR = "reward_func", "AgentExecutor"  # names in the
 def data_values(given: GivenFlags) -> dict[str, Any]:
     values: dict[str, Any] = {"data.truncation": "left", **length_values(given)}
     if "prompt_data" in given:
-        values |= {"data.train_files": files(given["prompt_data"]), "data.prompt_key": given["input_key"]}
+        values |= {
+            "data.train_files": files(given["prompt_data"], given["prompt_split"]),
+            "data.prompt_key": given["input_key"],
+        }
         values |= {"data.default_data_source": NO_SOURCE}
         if not given["apply_chat_template"]:
             values[f"{MODEL}.custom_chat_template"] = raw_template(given["input_template"])
     if "eval_dataset" in given:
-        values["data.val_files"] = files(given["eval_dataset"])
+        values["data.val_files"] = files(given["eval_dataset"], given["eval_split"])
         values[f"{ROLLOUT}.val_kwargs.n"] = given["eval_n_samples_per_prompt"]
         values[f"{ROLLOUT}.val_kwargs.temperature"] = given["eval_temperature"]
+        values[f"{ROLLOUT}.val_kwargs.top_p"] = given["top_p"]
         values[f"{ROLLOUT}.val_kwargs.do_sample"] = given["eval_temperature"] > 0
     return values
 
 
 def length_values(given: GivenFlags) -> dict[str, Any]:
     """The embedded model has shorter lengths than OpenRLHF's defaults, which are set only with --pretrain."""
-    if "max_new_tokens" in given and "max_len" in given:
-        answer = given["max_new_tokens"]
-        return {"data.max_prompt_length": given["max_len"] - answer, "data.max_response_length": answer}
+    if "max_new_tokens" in given or "max_len" in given:
+        both, answer = given["max_len"], given["max_new_tokens"]
+        values = {"data.max_prompt_length": both - (answer or 1), "data.max_response_length": answer or both}
+        if given["agent_func_path"] is not None:  # all turns share the limit
+            values["data.max_response_length"] = both
+        return values if values["data.max_response_length"] < both else values | {"data.max_length": both}
     names = {"prompt_max_len": "data.max_prompt_length", "generate_max_len": "data.max_response_length"}
     return {key: given[name] for name, key in names.items() if name in given or "pretrain" in given}
 
 
-def files(text: str) -> str | list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+def names_in(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def files(text: str, split: str) -> str | list[str]:
+    """Names of data sets on the hub become the files of a split, as the hub converts them."""
+    names = [f"hf://datasets/{name}@~parquet/*/{split}/*" if is_hub_name(name) else name for name in names_in(text)]
     return names[0] if len(names) == 1 else names
+
+
+def is_hub_name(name: str) -> bool:
+    return HUB_NAME.fullmatch(name) is not None and not name.endswith(SUFFIXES)
 
 
 def raw_template(around: str | None) -> str:
@@ -394,48 +540,38 @@ def reward_values(given: GivenFlags) -> dict[str, Any]:
     if url is not None and url.endswith(".py"):
         return {"custom_reward_function.path": url, "custom_reward_function.name": REWARD_FUNCTION}
     if url is not None:
-        return {"reward_model.remote.urls": files(url)}
+        return {"reward_model.remote.urls": names_in(url)}
     return {"reward_model.path": given["reward_pretrain"]} if "reward_pretrain" in given else {}
 
 
 def data_faults(given: GivenFlags) -> Iterator[str]:
-    for name in ("prompt_data", "eval_dataset"):
-        found = files(given[name] or "")
-        for file in [found] if isinstance(found, str) else found:
-            if file and not file.endswith(SUFFIXES):
+    for name, split in (("prompt_data", "prompt_split"), ("eval_dataset", "eval_split")):
+        for file in names_in(given[name] or ""):
+            if not file.endswith(SUFFIXES) and not is_hub_name(file):
                 yield (
-                    f"--{name} {file}: rloom reads {', '.join(SUFFIXES)} files; write the data set to one, or use "
-                    "`rloom data prepare NAME` for a known one"
+                    f"--{name} {file}: rloom reads {', '.join(SUFFIXES)} files, and OWNER/NAME from the hub; write the "
+                    "data set to a file, or use `rloom data prepare NAME` for a known one"
                 )
-    for name in ("input_key", "label_key", "input_template", "apply_chat_template"):
-        if name in given and "prompt_data" not in given:
-            yield f"--{name}: no effect without --prompt_data"
-    for name in ("eval_temperature", "eval_n_samples_per_prompt"):
-        if name in given and "eval_dataset" not in given:
-            yield f"--{name}: no effect without --eval_dataset"
-    if "input_template" in given and given["apply_chat_template"]:
-        yield "--input_template: no effect with --apply_chat_template, which formats the prompts; keep one"
-    elif "input_template" in given and given["input_template"].count("{}") != 1:
+            elif given[split] != "train" and not is_hub_name(file):
+                yield f"--{split} {given[split]}: {file} has one split; name the file of that split with --{name}"
+    if "input_template" in given and not given["apply_chat_template"] and given["input_template"].count("{}") != 1:
         yield f"--input_template {given['input_template']}: it needs one {{}}, where the prompt is put"
     yield from length_faults(given)
     yield from reward_faults(given)
 
 
 def length_faults(given: GivenFlags) -> Iterator[str]:
-    if ("max_len" in given) != ("max_new_tokens" in given):
-        yield (
-            "--max_len and --max_new_tokens: rloom limits prompt and answer apart; give both, or --prompt_max_len and "
-            "--generate_max_len"
-        )
-    elif "max_len" in given and {"prompt_max_len", "generate_max_len"} & set(given.values):
+    if not {"max_len", "max_new_tokens"} & set(given.values):
+        return
+    if {"prompt_max_len", "generate_max_len"} & set(given.values):
         yield (
             "--max_len and --max_new_tokens set the same limits as --prompt_max_len and --generate_max_len; keep one "
             "pair"
         )
-    elif "max_len" in given and given["max_len"] <= given["max_new_tokens"]:
+    elif given["max_len"] <= (given["max_new_tokens"] or 1):
         yield (
             f"--max_len {given['max_len']}: it leaves no tokens for the prompt beside --max_new_tokens "
-            f"{given['max_new_tokens']}; use a larger --max_len"
+            f"{given['max_new_tokens'] or 1}; use a larger --max_len"
         )
 
 
@@ -452,112 +588,3 @@ def reward_faults(given: GivenFlags) -> Iterator[str]:
         yield f"--remote_rm_url {url}: give one .py file, or URLs"
     if model is not None and "," in model:
         yield f"--reward_pretrain {model}: a run has one reward model; give one"
-
-
-GPUS_OF_A_MACHINE = 8  # OpenRLHF's default for every role
-ROLES = ("actor", "ref", "critic", "reward")
-FLAGS = (
-    *(f"{role}_num_{what}" for role in ROLES for what in ("nodes", "gpus_per_node")),
-    *("colocate_actor_ref", "colocate_critic_reward", "colocate_all_models", "vllm_num_engines"),
-    "vllm_tensor_parallel_size",
-)
-
-
-def gpus_of(given: GivenFlags, role: str) -> int:
-    return int(given[f"{role}_num_nodes"] * given[f"{role}_num_gpus_per_node"])
-
-
-def pools(given: GivenFlags, roles: Collection[str]) -> dict[str, int]:
-    """Roles with GPUs of their own -> how many. `roles`: those of this run beside the actor."""
-    if given["colocate_all_models"]:
-        return {}
-    own = {role: gpus_of(given, role) for role in roles if role != "ref" or not given["colocate_actor_ref"]}
-    engines = given["vllm_num_engines"] or 0
-    return own | ({"rollout": engines * given["vllm_tensor_parallel_size"]} if engines else {})
-
-
-def placement_values(given: GivenFlags, roles: Collection[str], overrides: Collection[str]) -> dict[str, Any]:
-    """Without a placement flag: one worker with all roles, rloom's default. `overrides`: keys of the command line."""
-    values: dict[str, Any] = {}
-    if "vllm_gpu_memory_utilization" in given or given["vllm_num_engines"]:
-        values[f"{ROLLOUT}.gpu_memory_utilization"] = given["vllm_gpu_memory_utilization"]
-    if not any(name in given for name in FLAGS):
-        return values
-    own = pools(given, roles)
-    values |= {f"trainer.pools.{role}": size for role, size in own.items()}
-    if given["vllm_num_engines"]:
-        values[f"{ROLLOUT}.name"] = "vllm"
-    if "vllm_tensor_parallel_size" in given or given["vllm_num_engines"]:
-        values[f"{ROLLOUT}.tensor_model_parallel_size"] = given["vllm_tensor_parallel_size"]
-    nodes, per_node = machines(given, gpus_of(given, "actor") + sum(own.values()))
-    values |= {"trainer.nnodes": nodes, "trainer.n_gpus_per_node": per_node}
-    if nodes > 1 and not {"trainer.master_addr", "ray_kwargs.ray_init.address"} & set(overrides):
-        values["ray_kwargs.ray_init.address"] = "auto"  # as OpenRLHF, which joins the running Ray cluster
-    return values
-
-
-def machines(given: GivenFlags, gpus: int) -> tuple[int, int]:
-    """(machines, GPUs of each). OpenRLHF's flags have no number of machines; a role on several has their size."""
-    on_several = [given[f"{role}_num_gpus_per_node"] for role in ROLES if given[f"{role}_num_nodes"] > 1]
-    per_node = on_several[0] if on_several else GPUS_OF_A_MACHINE
-    return (1, gpus) if gpus <= per_node and not on_several else (gpus // per_node, per_node)
-
-
-def placement_faults(given: GivenFlags, roles: Collection[str], typed: Mapping[str, str]) -> Iterator[str]:
-    actor, engines = gpus_of(given, "actor"), given["vllm_num_engines"] or 0
-    tensor_parallel = given["vllm_tensor_parallel_size"]
-    below = [name for name in FLAGS if isinstance(given[name], int) and name in given and given[name] < 1]
-    for name in below:
-        if name != "vllm_num_engines" or engines < 0:
-            yield f"--{name} {given[name]}: use 1 or more"
-    if below:
-        return
-    if given["colocate_critic_reward"] and {"critic", "reward"} <= set(roles) and not given["colocate_all_models"]:
-        yield (
-            "--colocate_critic_reward: critic and reward model cannot share workers without the actor; leave it out, "
-            "or use --colocate_all_models"
-        )
-    if given["colocate_all_models"] and engines and engines * tensor_parallel != actor:
-        yield (
-            f"--colocate_all_models: --vllm_num_engines {engines} × --vllm_tensor_parallel_size {tensor_parallel} = "
-            f"{engines * tensor_parallel} GPUs, and the actor has --actor_num_nodes × --actor_num_gpus_per_node = "
-            f"{actor}; make them equal"
-        )
-    sizes = {"actor": actor, **pools(given, roles)}
-    gpus = sum(sizes.values())
-    nodes, per_node = machines(given, gpus)
-    chosen = {"trainer.nnodes", "trainer.n_gpus_per_node"} <= set(typed)
-    if nodes * per_node != gpus and not chosen and any(name in given for name in FLAGS):
-        yield (
-            f"{' + '.join(f'{role} {size}' for role, size in sizes.items())} = {gpus} GPUs do not fill machines of "
-            f"{per_node}; change the flags of the placement, or set the machines after them: trainer.nnodes=N "
-            "trainer.n_gpus_per_node=M"
-        )
-
-
-def async_values(given: GivenFlags) -> dict[str, Any]:
-    """OpenRLHF's queue has the batch of the next step, too. It drops no batch."""
-    if not given["async_train"]:
-        return {}
-    return {
-        "trainer.v1.trainer_mode": "separate_async",
-        "trainer.v1.separate_async.num_warmup_batches": given["async_queue_size"] - 1,
-        "trainer.v1.sampler.max_off_policy_strategy": "wait",
-    }
-
-
-def async_faults(given: GivenFlags, typed: Mapping[str, str]) -> Iterator[str]:
-    if not given["async_train"]:
-        for name in ("async_queue_size", "partial_rollout"):
-            if name in given:
-                yield f"--{name}: no effect without --async_train"
-        return
-    if given["async_queue_size"] < 1:
-        yield f"--async_queue_size {given['async_queue_size']}: use 1 or more"
-    if given["colocate_all_models"]:
-        yield (
-            "--async_train: with --colocate_all_models no GPU generates while the others train; leave one of them out, "
-            "or use trainer.v1.trainer_mode=colocate_async"
-        )
-    elif not given["vllm_num_engines"] and "trainer.pools.rollout" not in typed:
-        yield "--async_train needs GPUs that generate while the others train; add --vllm_num_engines N"

@@ -2,7 +2,7 @@
 a command line with them as values by flag, overrides and faults; and the help of `rloom openrlhf`."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -45,6 +45,7 @@ class RefusedFlag:
     values: int
     reason: str
     harmless: Sequence[str] = ()
+    ignored: bool = False  # other values are accepted with a notice: the result of training is the same
 
 
 @cache
@@ -71,6 +72,7 @@ class GivenFlags:
     """The flags of a command line. `given["seed"]` is the given value or OpenRLHF's default."""
 
     values: Mapping[str, Any]  # flag name, the classic one if there is one -> value
+    dotted: Collection[str] = ()  # those of them that were given by their name in 0.11
 
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name, flags()[name].default)
@@ -89,12 +91,15 @@ class CommandLine:
     given: GivenFlags
     overrides: Sequence[str]
     faults: Sequence[str]
+    notices: Sequence[str]
 
 
 def parse(arguments: Sequence[str]) -> CommandLine:
     values: dict[str, Any] = {}
     overrides: list[str] = []
     faults: list[str] = []
+    notices: list[str] = []
+    dotted: list[str] = []
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -108,13 +113,15 @@ def parse(arguments: Sequence[str]) -> CommandLine:
         texts = [text] if has_value else take_values(rest, count_of(name))
         if name in flags():
             read_flag(flags()[name], name, texts, values, faults)
+            dotted += [flags()[name].name] if name == flags()[name].dotted else []
         elif name in refused():
             found = refused()[name]
             if " ".join(texts) not in found.harmless:
-                faults.append(f"{' '.join([f'--{name}', *texts])}: {found.reason}")
+                sentence = f"{' '.join([f'--{name}', *texts])}: {found.reason}"
+                (notices if found.ignored else faults).append(f"Note: {sentence}" if found.ignored else sentence)
         else:
             faults.append(unknown_flag(name))
-    return CommandLine(GivenFlags(values), overrides, faults)
+    return CommandLine(GivenFlags(values, dotted), overrides, faults, notices)
 
 
 def count_of(name: str) -> int | None:

@@ -58,6 +58,7 @@ def size_changes(config: Config, workers: int) -> dict[str, Any]:
         "data.train_batch_size": prompts,
         "data.max_prompt_length": prompt_tokens,
         "data.max_response_length": answer_tokens,
+        **({} if config.data.max_length is None else {"data.max_length": prompt_tokens + answer_tokens}),
         f"{ROLLOUT}.n": sizes.answers_per_prompt,
         **({"reward_model.overlong_buffer.len": min(buffer.len, answer_tokens)} if buffer.enable else {}),
         **worker_changes(config, sizes),
@@ -242,7 +243,7 @@ OF_ANOTHER_MODEL = (  # keys whose values fit the model that they were given wit
     f"{ACTOR}.megatron.override_transformer_config",
     "critic.megatron.override_transformer_config",
 )
-OF_OTHER_DATA = ("data.prompt_key", "data.reward_fn_key")
+OF_OTHER_DATA = ("data.prompt_key", "data.reward_fn_key", "data.label_key")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +96,7 @@ class AgentDriver:
             ground_truth=prompt.ground_truth,
             sampling={"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
             max_tokens=run.limits.response_tokens,
-            max_length=self.max_prompt + run.limits.response_tokens,
+            max_length=min(self.max_prompt + run.limits.response_tokens, run.limits.total_tokens or sys.maxsize),
             base_url=self.gateway.session_url(session) if self.by_url else "",
             api_key=session.key,
             reward_key=session.reward_key,

@@ -235,6 +235,14 @@ def test_each_criterion_is_measured_alone() -> None:
     )
 
 
+def test_weights_below_the_lower_bound_are_raised_to_it() -> None:
+    raised = {"rollout_is_threshold": 3.0, "rollout_is_threshold_lower": 0.8}
+    assert weights(rollout_is="token", **raised) == pytest.approx([0, 3, 0.8, 0, 1, 0, 0])
+    metrics = weight_metrics(CorrectionSettings(rollout_is="token", **raised))
+    assert metrics["mean"] == pytest.approx(5.5 / 3) and metrics["ratio_fraction_low"] == pytest.approx(1 / 3)
+    assert "oob_ratio" not in metrics
+
+
 def test_icepop_gives_tokens_outside_of_the_bounds_no_weight() -> None:
     assert weights(rollout_is="token", rollout_is_threshold="0.6_5.0") == pytest.approx([0, 4, 0, 0, 1, 0, 0])
     assert weights(rollout_is="token", rollout_is_threshold="0.5_4.0") == pytest.approx([0, 4, 0.5, 0, 1, 0, 0])

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from rloom.algos.estimators import informative_groups, overlong_penalty
+from rloom.algos.estimators import Overlong, Shaping, informative_groups, overlong_penalty
+from tests.algos_samples import batch_of
 
 
 def test_the_overlong_penalty_falls_over_the_last_tokens() -> None:
@@ -29,3 +32,11 @@ def test_a_failed_score_is_no_zero_to_differ_from() -> None:
 
 def test_a_group_of_one_teaches_nothing() -> None:
     assert informative_groups(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([True])).tolist() == [False]
+
+
+def test_penalties_of_long_and_of_truncated_answers_come_before_the_range() -> None:
+    batch = replace(batch_of([".ww", ".w", ".wwww"], [1.0, 9.0, 2.0]), finished_N=torch.tensor([True, True, False]))
+    overlong = Overlong(max_length=4, buffer=2, factor=1.0)
+    assert Shaping(overlong).scores(batch).tolist() == [1.0, 9.0, 1.0]
+    assert Shaping(overlong, truncated=0.5, score_range=(-1.0, 3.0)).scores(batch).tolist() == [1.0, 3.0, 0.5]
+    assert Shaping(truncated=-2.0, score_range=(-1.0, 10.0)).scores(batch).tolist() == [1.0, 9.0, -1.0]

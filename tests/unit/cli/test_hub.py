@@ -14,6 +14,7 @@ from rloom import hub
 from rloom.data.files import read_rows
 from rloom.data.prepare import prepare
 from rloom.errors import DataError, ModelError
+from rloom.launch.inputs import with_embedded
 from rloom.models.load import load_tokenizer
 from rloom.models.source import EMBEDDED_FOLDER, ModelSource, check_folder
 from tests.hub_server import HubServer, hub_server
@@ -63,6 +64,21 @@ def test_a_data_set_is_prepared_from_the_mirror(mirror: HubServer, tmp_path: Pat
     assert train["extra_info"]["question"] == "train?"
     fetched = [path for method, path in mirror.requests if method == "GET" and "/resolve/" in path]
     assert [path.rpartition("/")[2] for path in fetched] == [f"{split}-00000-of-00001.parquet" for split in NAMES]
+
+
+def test_files_of_a_data_set_on_the_hub_are_downloaded(mirror: HubServer) -> None:
+    [file] = with_embedded("hf://datasets/openai/gsm8k/main/train*", "train.parquet")
+    assert read_rows(file) == [{"question": "train?", "answer": "So.\n#### 1,080"}]
+    assert [Path(file).name for file in hub.files_at("hf://datasets/openai/gsm8k@~parquet/main/test*")] == [
+        "test-00000-of-00001.parquet"
+    ]
+    assert any("refs%2Fconvert%2Fparquet" in path for _, path in mirror.requests)
+    with pytest.raises(
+        DataError, match=r"files of several folders: main, socratic; name one: hf://datasets/openai/gsm8k/F"
+    ):
+        hub.files_at("hf://datasets/openai/gsm8k/*/train*")
+    with pytest.raises(DataError, match=r"^hf://datasets/gsm8k: it is no hf://datasets/OWNER/NAME/FILE"):
+        hub.files_at("hf://datasets/gsm8k")
 
 
 def test_the_command_reads_hf_endpoint_and_hf_token(gsm8k: dict[str, dict[str, bytes]], tmp_path: Path) -> None:

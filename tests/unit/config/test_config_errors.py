@@ -336,6 +336,17 @@ def test_what_an_engine_cannot_honour_is_refused() -> None:
     passes(kwargs, f"{ROLLOUT}.name=hf")
 
 
+def test_ranges_and_the_length_of_prompt_and_answer_leave_something() -> None:
+    for key in ("reward_model.score_range", "algorithm.filter_groups.mean_score_range"):
+        filters = ("algorithm.filter_groups.enable=True", f"{ROLLOUT}.n=2")
+        assert f"{key}=[1.0, 1.0]: the first is not below the second" in check_error(*filters, f"{key}=[1,1]")
+        passes(*filters, f"{key}=[0,1]")
+    assert "data.max_length=512: a prompt of data.max_prompt_length=512 tokens would leave" in check_error(
+        "data.max_length=512"
+    )
+    passes("data.max_length=513")
+
+
 def test_several_greedy_answers_would_all_be_the_same() -> None:
     validation = f"{ROLLOUT}.val_kwargs"
     assert check_error(f"{validation}.n=4").startswith(f"{validation}.n=4: greedy answers are all the same")
@@ -346,6 +357,10 @@ def test_several_greedy_answers_would_all_be_the_same() -> None:
 def test_rejection_needs_bounds_in_order() -> None:
     key = "algorithm.rollout_correction"
     assert f"{key}.rollout_rs=geometric needs {key}.rollout_rs_threshold" in check_error(f"{key}.rollout_rs=geometric")
+    raised = (f"{key}.rollout_is=token", f"{key}.rollout_is_threshold_lower=3.0")
+    assert f"{key}.rollout_is_threshold_lower=3.0 with {key}.rollout_is_threshold=2.0: it takes" in check_error(*raised)
+    assert "it takes one upper bound" in check_error(*raised, f"{key}.rollout_is_threshold=0.5_5.0")
+    passes(*raised, f"{key}.rollout_is_threshold=5.0")
     bounds = (f"{key}.rollout_rs_threshold=2.0", f"{key}.rollout_rs_threshold_lower=3.0")
     assert f"{key}.rollout_rs_threshold_lower=3.0 is above {key}.rollout_rs_threshold=2.0" in check_error(
         f"{key}.rollout_rs=token", *bounds

@@ -1,7 +1,9 @@
 """OpenRLHF's command line: each flag has its key or its reason, with OpenRLHF's defaults."""
 
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from rloom.cli import main as rloom
 from rloom.cli import train_ppo_ray
+from rloom.cli.openrlhf import set_variables
 from rloom.config.checks import check
 from rloom.config.derived import declared_needs
 from rloom.config.frontends.openrlhf import translate
@@ -204,7 +207,8 @@ def test_dotted_names_set_the_same_keys() -> None:
     for name, (other, _) in SPEC.items():
         dotted = re.sub(rf"--{name}\b", f"--{other}", dotted)
     assert "--train.batch_size 32" in dotted and "--algo.advantage.estimator rloo" in dotted
-    assert translate(shlex.split(dotted)) == translate(shlex.split(f"{SIZES} {PLACED}"))
+    found, classic = translate(shlex.split(dotted)).values, translate(shlex.split(f"{SIZES} {PLACED}")).values
+    assert classic == {**found, "algorithm.normalize_advantages": True}, "0.11 does not normalise those of rloo"
 
 
 def test_document_000_has_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,13 +313,14 @@ def test_the_gpus_of_the_roles_become_machines_and_pools(text: str) -> None:
 def test_data_reward_and_checkpoints() -> None:
     config = config_of(
         "--prompt_data a.jsonl,b.parquet --eval_dataset c.json --input_key question --label_key answer --save_steps 5 "
-        "--remote_rm_url http://h:1/r,http://g:1/r --save_hf_ckpt --load_checkpoint --ckpt_path out --eval_steps 2"
+        "--top_p 0.9 --remote_rm_url http://h:1/r,http://g:1/r --save_hf_ckpt --load_checkpoint --ckpt_path out "
+        "--eval_steps 2"
     )
     data, rollout = config.data, config.actor_rollout_ref.rollout
     assert (data.train_files, data.val_files) == (["a.jsonl", "b.parquet"], "c.json")
     assert (data.prompt_key, data.label_key, data.default_data_source) == ("question", "answer", "default")
     validation = rollout.val_kwargs
-    assert (validation.n, validation.temperature, validation.do_sample) == (4, 0.6, True)
+    assert (validation.n, validation.temperature, validation.do_sample, validation.top_p) == (4, 0.6, True, 0.9)
     assert config.reward_model.remote.addresses == ("http://h:1/r", "http://g:1/r")
     trainer = config.trainer
     assert (trainer.save_freq, trainer.test_freq, trainer.resume_mode) == (5, 2, "auto")
@@ -372,25 +377,25 @@ FAULTS = {
     "--rollout_batch_size": "it takes one value, and 0 are given",
     "--advantage_estimator rloo": "compares the answers to one prompt; use 2 or more",
     "--advantage_estimator ppo": "it takes gae, reinforce, rloo, reinforce_baseline, group_norm, dr_grpo",
-    "--prompt_data OpenRLHF/prompts": "rloom reads .parquet, .json, .jsonl files",
-    "--attn_implementation eager": "the attention kernel is selected by model and device; leave it out",
-    "--ds.tensor_parallel_size 2": "has no tensor parallelism",
-    "--use_wandb 0123": "(it is not shown here)",
-    "--kl_horizon 5": "no effect without --kl_target",
+    "--prompt_data ./prompts": "rloom reads .parquet, .json, .jsonl files, and OWNER/NAME from the hub",
+    "--prompt_data a.jsonl --prompt_split test": "--prompt_split test: a.jsonl has one split",
+    "--enable_vllm_is_correction --vllm_is_correction_type seq-mask-tis": "rollout_rs_threshold_lower=0.5",
+    "--enable_vllm_is_correction --policy_loss_type gspo": "add --use_kl_loss, or use --init_kl_coef 0",
+    "--n_samples_per_prompt 2 --advantage_estimator rloo --reward_clip_range -1 1": "use reward_model.score_range=[",
+    "--stop_properly_penalty_coef 2": "use a factor of 0 to 1, or a score below 0",
+    "--actor.aux_loss_coef 0.1": "no term that balances the experts",
     "--colocate_all_models --vllm_num_engines 2": "= 2 GPUs, and the actor has",
     "--vllm_num_engines 1": "actor 8 + ref 8 + critic 8 + rollout 1 = 25 GPUs do not fill machines of 8",
     "--remote_rm_url http://h:1 --reward_pretrain m": "are two rewards; keep one",
     "--agent_func_path a.py --remote_rm_url http://h:1": "--agent_func_path and --remote_rm_url: the agent gives",
     "--agent_func_path a.py --reward_pretrain m": "--agent_func_path and --reward_pretrain: the agent gives",
     "--agent_func_path agents": "give a .py file with a class AgentExecutor",
-    "--max_len 100": "give both, or --prompt_max_len and --generate_max_len",
-    "--async_queue_size 2": "no effect without --async_train",
-    "--train.partial_rollout_enable": "--partial_rollout: no effect without --async_train",
+    "--max_len 100 --max_new_tokens 100": "it leaves no tokens for the prompt beside --max_new_tokens 100",
+    "--max_len 100 --generate_max_len 50": "keep one pair",
+    "--train.partial_rollout_enable": "while a step trains; add --async_train",
     "--async_train": "add --vllm_num_engines N",
-    "--async_train --colocate_all_models": "no GPU generates while the others train",
     "--async_train --async_queue_size 0 trainer.pools.rollout=1": "--async_queue_size 0: use 1 or more",
     "--disable_ds_ckpt": "add --save_hf_ckpt",
-    "--colocate_critic_reward --reward_pretrain m": "cannot share workers without the actor",
     "foo": "'foo' is neither a flag (--name) nor a key=value pair",
 }
 
@@ -399,7 +404,6 @@ FAULTS = {
 def test_a_fault_names_the_flag_and_the_way_out(text: str) -> None:
     found = faults_of(text)
     assert len(found) == 1 and FAULTS[text] in found[0]
-    assert "0123" not in found[0]
 
 
 @pytest.mark.parametrize(
@@ -429,16 +433,121 @@ def test_a_flag_that_asks_for_what_rloom_does_anyway_is_accepted() -> None:
 
 
 def test_flags_of_a_model_that_the_run_does_not_have_are_named() -> None:
-    line = f"{SIZES} {PLACED} --critic_learning_rate 9e-6 --critic_num_gpus_per_node 4"
+    line = f"{SIZES} {PLACED} --use_kl_loss --critic_learning_rate 9e-6 --critic_num_gpus_per_node 4 --gamma 0.9"
+    line = line.replace("--advantage_estimator", "--algo.advantage.estimator")
     assert translate(shlex.split(line)).notices == [
         "Note: --critic_learning_rate, --critic_num_gpus_per_node: no effect in this run, because "
-        "--advantage_estimator rloo trains no critic"
+        "--advantage_estimator rloo trains no critic",
+        "Note: --gamma: no effect in this run, because --advantage_estimator rloo has no discount",
     ]
+    config_of(line)
     assert config_of("--vllm_gpu_memory_utilization 0.7").actor_rollout_ref.rollout.gpu_memory_utilization == 0.7
 
 
 def test_refused_flags_with_a_value_that_changes_nothing_are_accepted() -> None:
     assert translate(shlex.split("--vllm_sync_backend nccl --lora_dropout 0 --logging_steps 1 --zpg 1")).overrides == []
+
+
+NOTICES = {  # flags -> the notices of what has no effect, or another one than in OpenRLHF
+    "--kl_horizon 5": "--kl_horizon: no effect in this run, because --kl_target is not given",
+    "--init_kl_coef 0 --kl_estimator k3": "because --init_kl_coef 0 turns the KL off",
+    "--async_queue_size 2": "because --async_train is not given",
+    "--use_dynamic_batch --micro_train_batch_size 1": "--micro_train_batch_size: no effect in this run, because",
+    "--prompt_data a.jsonl --eval_steps 5 --best_metric_key x": "--eval_steps, --best_metric_key: no effect",
+    "--normalize_reward": "because there is no reward model (--reward_pretrain)",
+    "--lora_alpha 32": "because --lora_rank is 0",
+    "--ds.ring_attn_head_stride 2": "Note: --ds.ring_attn_head_stride 2: sequences are shared by Ulysses",
+    "--attn_implementation eager": "the attention kernel is selected by model and device",
+    "--ds.tensor_parallel_size 2": "needs no tensor parallelism",
+    "--reward_pretrain m": "the critic starts from the policy's model. OpenRLHF starts it from the reward model",
+    "--colocate_critic_reward --reward_pretrain m --critic_pretrain m": "the reward model shares the GPUs of the actor",
+    f"{MODEL} --use_dynamic_batch --train_max_tokens_per_gpu 2000": "a pass may have 2048 tokens on each GPU",
+    "--advantage_estimator dr_grpo --n_samples_per_prompt 2": "OpenRLHF subtracts it afterwards. --use_kl_loss is",
+    "--advantage_estimator rloo --n_samples_per_prompt 2 --use_kl_loss": "since 0.9, which do not, use",
+    f"{SIZES} {PLACED} --algo.advantage.estimator rloo --use_kl_loss --async_train": "OpenRLHF does so with",
+}
+
+
+@pytest.mark.parametrize("text", NOTICES)
+def test_a_flag_without_effect_is_named_with_its_reason(text: str) -> None:
+    [notice] = translate(shlex.split(text)).notices
+    assert NOTICES[text] in notice and is_chinese_text(to_chinese(notice))
+    config_of(text)
+
+
+CORRECTION = "algorithm.rollout_correction"
+RATIO_VALUES = {  # as the loss of OpenRLHF 0.11 multiplies by them
+    "": {"rollout_is": "token", "rollout_is_threshold": 5.0, "rollout_is_threshold_lower": 0.5},
+    "--vllm_is_truncated_threshold 0.9 1.1": {
+        "rollout_is": "token", "rollout_is_threshold": 1.1, "rollout_is_threshold_lower": 0.9
+    },
+    "--vllm_is_correction_type icepop": {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0"},
+    "--policy_loss_type gspo --init_kl_coef 0": {"bypass_mode": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RATIO_VALUES)
+def test_the_correction_of_the_rollout_engines_log_probs_has_openrlhfs_bounds(text: str) -> None:
+    line = f"--enable_vllm_is_correction {text}"
+    found = {key: value for key, value in translate(shlex.split(line)).values.items() if key.startswith(CORRECTION)}
+    assert found == {f"{CORRECTION}.{key}": value for key, value in RATIO_VALUES[text].items()}
+    config_of(line)
+
+
+LENGTHS = {  # flags -> longest prompt, answer, and both together
+    "--max_len 2048": (2047, 2048, 2048),
+    "--max_new_tokens 512": (1536, 512, None),
+    "--max_len 100 --max_new_tokens 60": (40, 60, None),
+    "--max_len 100 --max_new_tokens 60 --agent_func_path a.py": (40, 100, 100),
+    "--prompt_max_len 10 --generate_max_len 20": (10, 20, None),
+}
+
+
+@pytest.mark.parametrize("text", LENGTHS)
+def test_the_lengths_are_those_of_openrlhf(text: str) -> None:
+    data = config_of(text).data
+    assert (data.max_prompt_length, data.max_response_length, data.max_length) == LENGTHS[text]
+
+
+def test_scores_and_groups_have_openrlhfs_limits() -> None:
+    assert config_of("").reward_model.score_range == [-10, 10]
+    assert config_of("--reward_clip_range -1 2").reward_model.score_range == [-1, 2]
+    grouped = "--advantage_estimator group_norm --n_samples_per_prompt 2 --dynamic_filtering"
+    assert config_of(grouped).reward_model.score_range is None
+    assert config_of(grouped).algorithm.filter_groups.mean_score_range == [0, 1]
+    other = config_of(f"{grouped} --dynamic_filtering_reward_range 0.2 0.8 --stop_properly_penalty_coef 0.5")
+    assert other.algorithm.filter_groups.mean_score_range == [0.2, 0.8] and other.reward_model.truncated_score == 0.5
+    assert config_of("--reward_pretrain m --normalize_reward").reward_model.model.normalize
+
+
+def test_names_on_the_hub_are_files_of_their_split() -> None:
+    data = config_of("--prompt_data a/b,c.jsonl --eval_dataset d/e.f --eval_split test --max_samples 9").data
+    assert data.train_files == ["hf://datasets/a/b@~parquet/*/train/*", "c.jsonl"]
+    assert data.val_files == "hf://datasets/d/e.f@~parquet/*/test/*"
+    assert (data.train_max_samples, data.val_max_samples) == (9, 9)
+
+
+def test_async_training_has_engines_of_its_own_beside_models_that_share_gpus() -> None:
+    line = "--colocate_all_models --async_train --actor_num_gpus_per_node 4 --vllm_num_engines 2 --init_kl_coef 0"
+    assert config_of(f"{line} --vllm_tensor_parallel_size 2").trainer.pools.own == {"rollout": 4}
+
+
+def test_trackers_get_their_variables_and_a_key_is_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ["--logger.wandb.key", "0123", "--wandb_org", "team", "--use_tensorboard", "a b"]
+    command = translate(line)
+    assert command.environment == {"TENSORBOARD_DIR": "a b", "WANDB_ENTITY": "team"}
+    assert command.values["trainer.logger"] == ["console", "wandb", "tensorboard"]
+    assert command.rloom_command.startswith("TENSORBOARD_DIR='a b' WANDB_ENTITY=team rloom train ")
+    assert "0123" not in command.rloom_command and translate(["--use_wandb", "True"]).secret is None
+    monkeypatch.setattr(sys, "argv", ["rloom", "openrlhf", *line])
+    for name in ("WANDB_API_KEY", "WANDB_ENTITY", "TENSORBOARD_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    set_variables(command)
+    assert (os.environ["WANDB_API_KEY"], os.environ["TENSORBOARD_DIR"]) == ("0123", "a b")
+    assert sys.argv[3] == "True"
 
 
 @pytest.mark.parametrize("page", ["coming_from_openrlhf.md", "coming_from_openrlhf.zh.md"])

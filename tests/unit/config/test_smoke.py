@@ -249,11 +249,13 @@ def test_keys_of_another_model_and_other_files_get_their_defaults() -> None:
         "actor_rollout_ref.model.lora_adapter_path=adapter",
         "actor_rollout_ref.model.override_config={num_hidden_layers: 2}",
         "data.prompt_key=question",
+        "data.label_key=label",
         "critic.model.path=Qwen/Qwen2-7B",
     )
     model = small.actor_rollout_ref.model
     assert (model.lora_adapter_path, model.lora_rank, model.override_config) == (None, 8, {})
-    assert (small.data.prompt_key, small.critic.model.path) == ("prompt", "embedded")
+    assert (small.data.prompt_key, small.data.label_key) == ("prompt", None)
+    assert small.critic.model.path == "embedded"
 
 
 def test_options_of_the_rules_are_for_the_given_data() -> None:

@@ -191,6 +191,9 @@ def test_limits_end_an_episode_with_their_reason(environment_file):
     [trajectory] = episode_trajectories(by_tokens, prompt, 0, Score(1.0))
     assert len(trajectory.tokens_L) - trajectory.turns[0].start <= 40 + 20  # what the environment added last
     assert not trajectory.finished
+    whole = trajectory.turns[0].start + 40  # of the prompt and what follows
+    [by_both], _, _ = run(environment_file, [many], limits=EpisodeLimits(400, call_s=60.0, total_tokens=whole))
+    assert (by_both.ending, by_both.turns) == (Ending.TOKENS, by_tokens.turns)
     [by_turn_tokens], _, _ = run(
         environment_file, [["guess" * 20]], limits=EpisodeLimits(400, call_s=60.0, turn_tokens=5)
     )

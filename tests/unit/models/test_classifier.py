@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, PreTrainedConfig, pipeline
 
+from rloom.config.load import load_config
 from rloom.errors import ModelError
 from rloom.families.classifier import check_layouts, scoring_layout
+from rloom.launch.rewards import reward_moments
 from rloom.models.classifier import Classifier, PassLayout, load_classifier
 from rloom.models.classifier_scorer import ClassifierScorer
 from rloom.models.conversations import Conversation, ConversationEncoder, length_limit
@@ -238,6 +240,18 @@ def test_a_value_head_beside_a_causal_model_is_read_as_the_head(tmp_path: Path) 
     with torch.no_grad():
         expected = whole.v_head(whole.transformer(tokens).last_hidden_state[0, -1])
         torch.testing.assert_close(model(input_ids=tokens).logits[0], expected)
+
+
+def test_the_head_and_the_moments_of_a_reward_model_of_openrlhf_are_read(tmp_path: Path) -> None:
+    whole = ValueHead()
+    whole.model.config.update({"normalize_reward": True, "value_head_prefix": "v", "mean": 2.0, "std": 4.0})
+    whole.model.config.save_pretrained(tmp_path)
+    weights = {f"model.{name}": tensor for name, tensor in whole.transformer.state_dict().items()}
+    torch.save({**weights, "v.weight": whole.v_head.weight}, tmp_path / "pytorch_model.bin")
+    model = load_classifier(source_of(tmp_path), dtype=torch.float32, attention="eager")
+    assert torch.equal(model.score.weight, whole.v_head.weight)
+    for keys, moments in ((["reward_model.model.normalize=True"], (2.0, 4.0)), ([], (0.0, 1.0))):
+        assert reward_moments(load_config([f"reward_model.path={tmp_path}", *keys])) == moments
 
 
 def test_a_repository_without_a_tokenizer_gets_the_one_of_its_model_card(

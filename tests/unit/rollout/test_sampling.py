@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -244,6 +245,21 @@ def test_dynamic_sampling_keeps_groups_of_different_scores_and_numbers_them_anew
     assert [t.group for t in kept] == [0, 0, 1, 1]
     assert [t.prompt.index for t in kept] == [1, 1, 1, 1]
     assert metrics == {"rollout/num_gen_batches": 2, "rollout/surplus_groups": 0}
+
+
+def test_groups_are_kept_by_their_mean_accuracy() -> None:
+    """Groups 0 to 2 have the accuracies 0 and 1, 1 and 1, and 0.5 and 0.5."""
+    answers = zip(
+        sorted(generate(Lengths(ScoringUnit.ANSWER)), key=lambda t: t.group), (0, 1, 1, 1, 0.5, 0.5), strict=True
+    )
+    scored = [replace(t, score=Score(7.0, {"acc": accuracy})) for t, accuracy in answers]
+    assert DynamicSampling(1, 1, mean_range=(0.0, 1.0)).kept(scored) == [0, 2]
+    assert DynamicSampling(1, 1, mean_range=(0.5, 2.0)).kept(scored) == [1]
+
+
+def test_an_answer_has_what_its_prompt_leaves() -> None:
+    sampling = Sampling(max_new_tokens=6, max_length=8)
+    assert [sampling.after((0,) * size) for size in (1, 5, 9)] == [Sampling(6), Sampling(3), Sampling(1)]
 
 
 def test_groups_beyond_those_of_a_step_are_dropped_and_counted() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloom.algos.estimators import AdvantageSettings
+from rloom.algos.estimators import AdvantageSettings, Shaping
 from rloom.algos.kl import KlControl
 from rloom.algos.registry import resolve_algorithm
 from rloom.batch import Trajectory, Turn
@@ -308,7 +308,7 @@ def training_of(run: SeparateRun, folder: Path, learn: Callable[[], None] = lamb
     run.ahead.sampler = replace(run.ahead.sampler, weight_sync=LocalGroup([SimpleNamespace(sync=sync)]))
     chosen = {
         "algorithm": resolve_algorithm("grpo"), "advantage": AdvantageSettings(), "old_logprobs": None,
-        "kl_estimator": None, "correction": None, "compare_logprobs": False, "overlong": None, "critic_warmup": 0,
+        "kl_estimator": None, "correction": None, "compare_logprobs": False, "shaping": Shaping(), "critic_warmup": 0,
         "mask_truncated": False, "max_failed_share": 1.0, "answers_per_prompt": 2, "mismatch_warning": None,
     }  # fmt: skip
     policy = SimpleNamespace(updates=0, learn=update, store=lambda batch, step: None)
