@@ -409,6 +409,15 @@ def test_other_keys_that_are_refused_stay_refused(monkeypatch: pytest.MonkeyPatc
         load_config(["reward_model.reward_manager=rate_limited"])
 
 
+def test_a_learning_rate_for_a_large_model_is_not_called_unusual(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ["actor_rollout_ref.actor.optim.lr=1e-6"]
+    config = load_config(keys)
+    assert ["lr=1e-06 is 200 times lower" in notice for notice in check(config, declared_needs(config))] == [True]
+    monkeypatch.setenv("RLOOM_SMOKE", "1")
+    config = load_config(keys)
+    assert check(config, declared_needs(config)) == []
+
+
 def test_other_values_of_the_variable_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLOOM_SMOKE", "yes")
     with pytest.raises(ConfigError, match="RLOOM_SMOKE=yes: use 1"):
