@@ -406,6 +406,8 @@ def ahead_faults(config: Config) -> Iterator[str]:
             f"{key}: with algorithm.filter_groups.enable=True the data would end while groups wait; set "
             "trainer.total_training_steps=N"
         )
+    if config.data.gen_batch_size is not None:
+        yield f"{key}: data.gen_batch_size={config.data.gen_batch_size}: groups are replaced one by one; leave it out"
     scorer = config.reward_model
     apart = "reward" in config.trainer.pools.own and not scorer.model.fsdp_config.param_offload
     if config.algorithm.filter_groups.enable and scorer.model_path is not None and not apart:

@@ -389,6 +389,12 @@ class Config(RunConfig):
         return self.algorithm.filter_groups.enable and self.trainer.total_training_steps is None
 
     @property
+    def prompts_per_round(self) -> int:
+        """Of generation: those of a step, or of a round of dynamic sampling."""
+        size, own = self.data.train_batch_size, self.data.gen_batch_size
+        return size if own is None or not self.algorithm.filter_groups.enable else own
+
+    @property
     def uses_reference(self) -> bool:
         return self.actor_rollout_ref.actor.use_kl_loss or self.kl_in_reward or self.kl_only_measured
 

@@ -35,6 +35,11 @@ class Data(Section):
         same_run=True,
     )
     train_batch_size: int = key(1024, "Prompts per step. A step trains on this many times `rollout.n` samples.", ge=1)
+    gen_batch_size: int | None = key(
+        None,
+        "Prompts of a round of generation in dynamic sampling, `algorithm.filter_groups`. null: as many as a step has.",
+        ge=1,
+    )
     val_batch_size: int | None = key(
         None, "Prompts per generation batch in validation. null: all of them.", ge=1, same_run=True
     )
@@ -161,6 +166,9 @@ class FilterGroups(Section):
         "scores.",
         min_length=2,
         max_length=2,
+    )
+    metric: Literal["score", "acc"] = key(
+        "score", "What has to differ: the scores before penalties, or the `acc` of the reward, where it gives one."
     )
     max_num_gen_batches: int = key(10, "Stop the run if this many rounds of generation do not fill a step.", ge=1)
 

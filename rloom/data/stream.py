@@ -27,10 +27,11 @@ class RowStream(Generic[R]):
         shuffle: bool,
         seed: int,
         epochs: int | None = None,  # None: endless, the caller counts batches
+        size_key: str = "data.train_batch_size",
     ) -> None:
         if not 1 <= batch_size <= len(rows):
             found = f"{len(rows)} rows; use 1 to {len(rows)}" if len(rows) != 1 else "1 row; use 1"
-            raise ConfigError(f"data.train_batch_size={batch_size}: the training data has {found}, or add data")
+            raise ConfigError(f"{size_key}={batch_size}: the training data has {found}, or add data")
         if seed < 0:
             raise ConfigError(f"data.seed={seed}: must be 0 or more")
         self.steps_per_epoch = len(rows) // batch_size

@@ -148,7 +148,8 @@ def open_parts(
     tokenizer, prompts, held_out = inputs.tokenizer, inputs.prompts, inputs.held_out
     stream = PromptStream(
         prompts,
-        batch_size=config.data.train_batch_size,
+        batch_size=config.prompts_per_round,
+        size_key=f"data.{'train' if config.prompts_per_round == config.data.train_batch_size else 'gen'}_batch_size",
         shuffle=config.data.shuffle,
         seed=config.data.seed,
         epochs=config.trainer.total_epochs if config.ends_with_the_data else None,
@@ -373,7 +374,7 @@ def dynamic_sampling(config: Config) -> DynamicSampling | None:
         return None
     bounds = groups.mean_score_range
     means = None if bounds is None else (bounds[0], bounds[1])
-    return DynamicSampling(config.data.train_batch_size, groups.max_num_gen_batches, means)
+    return DynamicSampling(config.data.train_batch_size, groups.max_num_gen_batches, means, by=groups.metric)
 
 
 def kl_control(config: Config) -> KlControl:

@@ -214,7 +214,8 @@ def check_sft_disk(config: SftConfig, rows: int) -> None:
 def total_steps(config: Config | SftConfig, rows: int) -> int:
     """At most: rows that are too long may be left out."""
     trainer = config.trainer
-    return trainer.total_training_steps or trainer.total_epochs * (rows // config.data.train_batch_size)
+    batch = config.prompts_per_round if isinstance(config, Config) else config.data.train_batch_size
+    return trainer.total_training_steps or trainer.total_epochs * (rows // batch)
 
 
 def saved_steps(config: RunConfig, directory: Path) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rloom.algos.estimators import informative_groups
 from rloom.batch import Batch, Trajectory, answers_of
@@ -161,6 +161,7 @@ class DynamicSampling:
     groups_per_step: int
     max_rounds: int
     mean_range: tuple[float, float] | None = None  # kept instead: groups whose mean score is between these
+    by: Literal["score", "acc"] = "score"  # what has to differ
 
     def fill(self, generate_round: Callable[[int], list[Trajectory]]) -> FilledStep:
         """`generate_round(number)` answers as many new prompts as a step has. Groups are numbered as they are kept.
@@ -185,12 +186,14 @@ class DynamicSampling:
 
     def kept(self, trajectories: Sequence[Trajectory]) -> list[int]:
         """The groups that a step trains."""
-        if self.mean_range is None:
+        if self.mean_range is None and self.by == "score":
             return with_different_scores(trajectories)
         scores: dict[int, list[float]] = {}
         for answer in answers_of(trajectories):
             if (accuracy := answer.score.accuracy) is not None:
                 scores.setdefault(answer.group, []).append(accuracy)
+        if self.mean_range is None:
+            return sorted(group for group, found in scores.items() if min(found) < max(found))
         low, high = self.mean_range
         return sorted(group for group, found in scores.items() if low < sum(found) / len(found) < high)
 

@@ -16,7 +16,7 @@ from rloom.errors import ConfigError
 from rloom.launch.model_sources import policy_tokenizer
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
-WITH_DEFAULT = {"data.seed"}  # a key of rloom, of which one value is verl's
+WITH_DEFAULT = {"data.seed", "algorithm.filter_groups.metric"}  # keys of rloom, of which one value is verl's
 
 
 def noticed(*keys: str) -> list[str]:
@@ -90,6 +90,15 @@ def test_a_file_may_have_a_key_under_two_names_with_one_value(tmp_path: Path) ->
             assert found.reward_model.reward_manager == "dapo"
     with pytest.raises(ConfigError, match="written twice, in two spellings"):
         load_config(config_path=str(tmp_path), config_name="saved")
+
+
+def test_dapos_rounds_have_prompts_of_their_own_number() -> None:
+    filters = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc", f"{ROLLOUT}.n=4"]
+    config = load_config([*filters, "algorithm.adv_estimator=grpo", "data.gen_batch_size=96"])
+    assert (config.data.train_batch_size, config.prompts_per_round) == (64, 96)
+    assert load_config(filters).prompts_per_round == 64
+    assert "a step generates data.train_batch_size prompts" in refusal("data.gen_batch_size=96")
+    assert "use score, which has none, or acc" in refusal(*filters, "algorithm.filter_groups.metric=seq_reward")
 
 
 def test_variables_of_the_chat_template_reach_all_who_render() -> None:

@@ -247,14 +247,15 @@ def test_dynamic_sampling_keeps_groups_of_different_scores_and_numbers_them_anew
     assert metrics == {"rollout/num_gen_batches": 2, "rollout/surplus_groups": 0}
 
 
-def test_groups_are_kept_by_their_mean_accuracy() -> None:
-    """Groups 0 to 2 have the accuracies 0 and 1, 1 and 1, and 0.5 and 0.5."""
+def test_groups_are_kept_by_their_accuracies() -> None:
+    """Groups 0 to 2 have the accuracies 0 and 1, 1 and 1, and 0.5 and 0.5, and the scores of all are 7."""
     answers = zip(
         sorted(generate(Lengths(ScoringUnit.ANSWER)), key=lambda t: t.group), (0, 1, 1, 1, 0.5, 0.5), strict=True
     )
     scored = [replace(t, score=Score(7.0, {"acc": accuracy})) for t, accuracy in answers]
     assert DynamicSampling(1, 1, mean_range=(0.0, 1.0)).kept(scored) == [0, 2]
     assert DynamicSampling(1, 1, mean_range=(0.5, 2.0)).kept(scored) == [1]
+    assert DynamicSampling(1, 1, by="acc").kept(scored) == [0] and DynamicSampling(1, 1).kept(scored) == []
 
 
 def test_an_answer_has_what_its_prompt_leaves() -> None:
