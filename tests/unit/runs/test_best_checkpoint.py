@@ -239,7 +239,7 @@ def test_keys_without_validations_are_refused(keys: list[str], words: str) -> No
 
 def test_supervised_fine_tuning_and_openrlhf_have_the_keys() -> None:
     assert load_sft_config(["trainer.early_stopping_patience=3"]).trainer.early_stopping_patience == 3
-    flags = ["--pretrain", "a/model", "--prompt_data", "rows.jsonl"]
+    flags = ["--pretrain", "a/model", "--prompt_data", "rows.jsonl", "--eval_dataset", "held_out.jsonl"]
     chosen = translate([*flags, "--best_metric_key", "eval_gsm8k_pass1"]).values
     assert chosen["trainer.keep_best_checkpoint"] is True
     assert chosen["trainer.best_metric_key"] == "val-core/gsm8k/acc/mean@1"
