@@ -56,7 +56,7 @@ def reward_collapse(history: History) -> Finding | None:
     if better_in_validation(history, step):
         return None
     limit = lowest + COLLAPSED * (best - lowest)
-    begin = next(s for s, v in zip(score.steps, score.values, strict=True) if s > step and v <= limit)
+    begin = next(s for s, v in score.pairs if s > step and v <= limit)
     evidence = [
         f"{SCORE}: {best:.3g} in step {step}, {score.values[score.steps.index(begin)]:.3g} in step {begin}, "
         f"{fmean(late):.3g} on average from step {score.steps[len(score) // 2]} on"

@@ -54,15 +54,10 @@ def large_update(history: History) -> Support:
         return True
     step, value = largest
     if abs(value) > PPO_KL_HIGH:
-        first = next(s for s, v in zip(*steps_and_values(history, "actor/ppo_kl"), strict=True) if abs(v) > PPO_KL_HIGH)
+        first = next(s for s, v in history.series("actor/ppo_kl").pairs if abs(v) > PPO_KL_HIGH)
         return f"actor/ppo_kl is {value:.3g} in step {step} (near 0 is healthy), first beyond 0.1 in step {first}"
     # with one update in a step it is 0 by definition
     return abs(value) > PPO_KL_HIGH / 10 or history.updates_per_step <= 1 or len(history.steps) < FEWEST_STEPS
-
-
-def steps_and_values(history: History, name: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    series = history.series(name)
-    return series.steps, series.values
 
 
 def many_updates(history: History) -> Support:
@@ -199,7 +194,7 @@ def nonfinite(history: History) -> Finding | None:
     evidence: list[str] = []
     steps: list[int] = []
     for name, series in history.matching("", "/nonfinite_updates").items():
-        wrong = [(step, int(value)) for step, value in zip(series.steps, series.values, strict=True) if value > 0]
+        wrong = [(step, int(value)) for step, value in series.pairs if value > 0]
         if wrong:
             steps += [step for step, _ in wrong]
             total, first = sum(number for _, number in wrong), wrong[0][0]
@@ -276,7 +271,7 @@ def gradient_explosion(history: History) -> Finding | None:
 
 def learning_rate_zero(history: History) -> Finding | None:
     rate = history.series("actor/lr", "train/lr")
-    zero = [step for step, value in zip(rate.steps, rate.values, strict=True) if value <= LR_ZERO]
+    zero = [step for step, value in rate.pairs if value <= LR_ZERO]
     if len(rate) < FEWEST_STEPS or len(zero) <= len(rate) / 2:
         return None
     evidence = [f"the learning rate is 0 in {len(zero)} of {len(rate)} steps: {figures(rate)}"]
@@ -400,8 +395,8 @@ def waits_for_the_limit(history: History) -> Support:
 def programs_reach_the_limit(history: History) -> Support:
     """Steps in which a program ran into its time limit wait for it, the others do not."""
     share = history.series(OUT_OF_TIME, f"reward/{RULE_PART}/{OUT_OF_TIME.removeprefix('reward/')}")
-    seconds = dict(zip(*steps_and_values(history, "timing_s/reward"), strict=True))
-    pairs = [(seconds[step], value) for step, value in zip(share.steps, share.values, strict=True) if step in seconds]
+    seconds = dict(history.series("timing_s/reward").pairs)
+    pairs = [(seconds[step], value) for step, value in share.pairs if step in seconds]
     waits, others = [s for s, value in pairs if value > 0], [s for s, value in pairs if value == 0]
     limit_s = program_limit_s(history)
     if len(waits) < FEWEST_WAITS or median(waits) < max(limit_s / 2, 2 * median(others or [0.0])):

@@ -207,8 +207,7 @@ def clip_high(history: History) -> Finding | None:
     for name, (low, high, healthy) in limits.items():
         series = history.series(name)
         measured = max(measured, len(series))
-        pairs = list(zip(series.steps, series.values, strict=True))
-        outside = [(step, value) for step, value in pairs if not low <= value <= high]
+        outside = [(step, value) for step, value in series.pairs if not low <= value <= high]
         if len(series) < FEWEST_STEPS or len(outside) < max(2, LARGE_SHARE * len(series)):
             continue
         bad |= {step for step, _ in outside}
@@ -285,10 +284,9 @@ def rollout_mismatch(history: History) -> Finding | None:
         return None
     figure, threshold = history.series(FIGURE), history.number(THRESHOLD_KEY, MISMATCH_DEFAULT)
     ages = history.series("training/off_policy/trajectory_staleness_worst/max")
-    older = {step for step, age in zip(ages.steps, ages.values, strict=True) if age > 0}  # than the trainer's weights
-    kept = [pair for pair in zip(figure.steps, figure.values, strict=True) if pair[0] not in older]
-    figure = Series(tuple(step for step, _ in kept), tuple(value for _, value in kept))
-    above = [(step, value) for step, value in zip(figure.steps, figure.values, strict=True) if value > threshold]
+    older = {step for step, age in ages.pairs if age > 0}  # than the trainer's weights
+    figure = Series.of(pair for pair in figure.pairs if pair[0] not in older)
+    above = [(step, value) for step, value in figure.pairs if value > threshold]
     if len(above) < FEWEST_STEPS:  # a single step may have a rare token
         return None
     since_first = 2 * len(above) >= len(figure.after(above[0][0] - 1))

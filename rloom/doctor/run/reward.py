@@ -165,7 +165,7 @@ FAILURES = Fault(
 def reward_failures(history: History) -> Finding | None:
     failed = history.series("reward/failed")
     ended = history.end is not None and history.end.get("status") == "RewardError"
-    steps = [step for step, value in zip(failed.steps, failed.values, strict=True) if value > 0]
+    steps = [step for step, value in failed.pairs if value > 0]
     answers = len(failed) * (history.answers_per_step or 0)
     share = sum(failed.values) / answers if answers else 0.0  # unknown without a config.yaml
     if not ended and (len(failed) < FEWEST_STEPS or share <= FAILED_SHARE):
