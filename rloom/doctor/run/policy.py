@@ -137,7 +137,7 @@ ENTROPY_LOW = Fault(
             lambda history: never_entropy(history) and history.number(f"{ROLLOUT}.temperature", 0.0) < COLD,
             warmer,
         ),
-        Cause("the learning rate is too high", large_update, lambda history: [lower_learning_rate(history)]),
+        TOO_FAST,
         Cause("the reward pays for one answer, whatever the prompt is", lambda history: not never_entropy(history)),
         Cause(
             "no term of the loss keeps the entropy up",
@@ -185,10 +185,8 @@ def kl_high(history: History) -> Finding | None:
     if len(kl) < FEWEST_STEPS or kl.tail.mean <= KL_HIGH:
         return None
     evidence = [
-        (
-            f"KL to the reference: {kl.tail.mean:.3g} on average over the last {len(kl.tail)} steps "
-            f"(0.001 to 0.1 is healthy): {figures(kl)}"
-        )
+        f"KL to the reference: {kl.tail.mean:.3g} on average over the last {len(kl.tail)} steps "
+        f"(0.001 to 0.1 is healthy): {figures(kl)}"
     ]
     certain = len(kl) >= FEWEST_CERTAIN and min(kl.tail.values) > KL_CERTAIN
     return KL_FAULT.found(history, kl.tail.span, evidence, certain=certain)
@@ -383,32 +381,27 @@ def smaller_scores(history: History) -> list[Advice]:
     ]
 
 
+def few_answers(history: History) -> Support:
+    return (history.answers_per_step or 0) < 256
+
+
+def larger_batch(history: History) -> list[Advice]:
+    size = int(2 * history.number("data.train_batch_size", 256))
+    return [Change("data.train_batch_size", size, "more answers in a step")]
+
+
 CRITIC_STUCK = Fault(
     "critic_stuck",
     Severity.WARNING,
     "The critic does not learn",
     (
-        Cause(
-            "rewards are far outside of ± critic.cliprange_value",
-            beyond_clip,
-            smaller_scores,
-        ),
+        Cause("rewards are far outside of ± critic.cliprange_value", beyond_clip, smaller_scores),
         Cause("the critic's learning rate is too low; about ten times the actor's is usual", advice=higher_critic_rate),
         Cause(
             "the policy changes before the critic has learned the rewards",
             advice=lambda history: [Change("trainer.critic_warmup", 10, "train the critic alone at first", "higher")],
         ),
-        Cause(
-            "too few answers in a step",
-            lambda history: (history.answers_per_step or 0) < 256,
-            lambda history: [
-                Change(
-                    "data.train_batch_size",
-                    int(2 * history.number("data.train_batch_size", 256)),
-                    "more answers in a step",
-                )
-            ],
-        ),
+        Cause("too few answers in a step", few_answers, larger_batch),
     ),
     ("critic/vf_loss",),
 )
