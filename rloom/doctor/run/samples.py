@@ -13,6 +13,7 @@ from typing import Any
 
 from rloom.errors import DataError
 from rloom.rewards.routing import rule_for
+from rloom.runs.compare import spread
 from rloom.runs.records import finite
 
 MOST_STEPS = 12  # that are read
@@ -54,10 +55,8 @@ class Samples:
         try:
             dumps = Dumps(run)
             steps = dumps.steps("train")
-            chosen = {steps[round(place * (len(steps) - 1) / (most_steps - 1))] for place in range(most_steps) if steps}
-            return cls.of_rows(
-                (step, row) for step in sorted(chosen) for row in dumps.rows("train", step)[:MOST_ANSWERS]
-            )
+            chosen = [steps[index] for index in spread(len(steps), most_steps)]
+            return cls.of_rows((step, row) for step in chosen for row in dumps.rows("train", step)[:MOST_ANSWERS])
         except (DataError, OSError):  # a dump that is damaged, or removed since
             return cls()
 

@@ -159,10 +159,7 @@ class Dumps:
 
     def prompts(self, kind: Kind, step: int) -> list[PromptSummary]:
         """In the order of their groups."""
-        groups: dict[int, list[dict[str, Any]]] = {}
-        for row in self._rows(kind, step, SUMMARY_COLUMNS):
-            groups.setdefault(row["group"], []).append(row)
-        return [_summary(group) for group in groups.values()]
+        return [_summary(group) for group in self._groups(kind, step, SUMMARY_COLUMNS).values()]
 
     def rows(self, kind: Kind, step: int) -> list[dict[str, Any]]:
         """Its answers, as they are dumped, without their tokens; `calls` only if they have several turns."""
@@ -170,17 +167,13 @@ class Dumps:
 
     def texts(self, kind: Kind, step: int) -> dict[int, list[str]]:
         """The answers of each group, to search in."""
-        found: dict[int, list[str]] = {}
-        for row in self._rows(kind, step, ["group", "output"]):
-            found.setdefault(row["group"], []).append(row["output"])
-        return found
+        groups = self._groups(kind, step, ["group", "output"])
+        return {group: [row["output"] for row in rows] for group, rows in groups.items()}
 
     def first_answers(self, kind: Kind, step: int) -> dict[int, tuple[str, float | None]]:
         """Text and score of the first answer of each group."""
-        found: dict[int, tuple[str, float | None]] = {}
-        for row in self._rows(kind, step, ["group", "output", "score"]):
-            found.setdefault(row["group"], (row["output"], row["score"]))
-        return found
+        groups = self._groups(kind, step, ["group", "output", "score"])
+        return {group: (rows[0]["output"], rows[0]["score"]) for group, rows in groups.items()}
 
     def answers_with(self, kind: Kind, step: int, text: str, most: int) -> tuple[int, list[FoundAnswer]]:
         """How many contain the text, in any case, and the first `most` of them, in the order of the dump."""
@@ -220,6 +213,13 @@ class Dumps:
     def _rows(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> list[dict[str, Any]]:
         """Those columns of all rows, or of the rows of one group, checked."""
         return self._checked(kind, step, self._table(kind, step, columns, group))
+
+    def _groups(self, kind: Kind, step: int, columns: Sequence[str]) -> dict[int, list[dict[str, Any]]]:
+        """Those columns of all rows, by group."""
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for row in self._rows(kind, step, columns):
+            groups.setdefault(row["group"], []).append(row)
+        return groups
 
     def _table(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> pa.Table:
         if kind not in KINDS or (kind, step) not in self._index.entries:
@@ -328,7 +328,7 @@ CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail", "episode"), lambda value: True),
     **dict.fromkeys(("score", "accuracy"), or_none(is_number)),
     **dict.fromkeys(("turns", "tokens", VERSIONS.name), _has_no_none),
-    **dict.fromkeys(TOKEN_COLUMNS, lambda values: values is None or None not in values),
+    **dict.fromkeys(TOKEN_COLUMNS, or_none(_has_no_none)),
 }
 
 
