@@ -118,11 +118,11 @@ class Samples:
         for answer in self.answers:
             same[answer.prompt, answer.text, answer.truth].append(answer.score)
         repeated = [scores for scores in same.values() if len(scores) > 1]
-        count, total = sum(map(len, repeated)), variance([a.score for a in self.answers])
+        count, total = sum(map(len, repeated)), squares([answer.score for answer in self.answers])
         if count < FEWEST_PAIRS or total <= 0:
             return None
         inside = sum(squares(scores) for scores in repeated) / sum(len(scores) - 1 for scores in repeated)
-        return inside / total, count
+        return inside / (total / len(self.answers)), count
 
     @cached_property
     def length_share(self) -> tuple[float, float] | None:
@@ -230,10 +230,6 @@ def difference(answer: SampledAnswer) -> float | None:
         return float(answer.prediction or "") - float(answer.truth or "")
     except ValueError:
         return None
-
-
-def variance(values: Sequence[float]) -> float:
-    return squares(values) / len(values) if values else 0.0
 
 
 def squares(values: Sequence[float]) -> float:

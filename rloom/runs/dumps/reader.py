@@ -63,6 +63,8 @@ MOST_ROWS = 1 << 17  # repeated rows take no space in the file, but much in memo
 SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
 SEARCH_COLUMNS = ["group", "data_source", "prompt", "output", "score", "length"]
 ANSWER_COLUMNS = [*SUMMARY_COLUMNS, "output", "prediction", "finished"]
+# shown as they are dumped
+SAME_COLUMNS = ["score", "accuracy", "parts", "reason", "detail", "prediction", "finished", "version", "length"]
 EPISODE_COLUMNS = [name for name in EPISODE_SCHEMA.names if name not in SCHEMA.names]
 
 
@@ -248,17 +250,9 @@ class Dumps:
             text=row["output"],
             pieces=pieces,
             **{name: _numbers(row[name]) for name in TOKEN_COLUMNS},
-            score=row["score"],
-            accuracy=row["accuracy"],
-            parts=row["parts"],
-            reason=row["reason"],
-            detail=row["detail"],
-            prediction=row["prediction"],
-            finished=row["finished"],
-            version=row["version"],
+            **{name: row[name] for name in SAME_COLUMNS},
             versions=pairs(row[VERSIONS.name]) if VERSIONS.name in row else None,
             turns=turns,
-            length=row["length"],
             episode=row.get("episode"),
             branch=row.get("branch", 0),
         )
@@ -306,12 +300,9 @@ def check_row(number: int, row: dict[str, Any]) -> None:
 
 def are_runs(numbers: Sequence[int], ends: Sequence[int]) -> bool:
     """Whether every generated token has a version: `ends` are the starts and stops of the turns."""
-    stops = numbers[::2]
-    return (
-        len(numbers) % 2 == 0
-        and stops == sorted(stops)
-        and ends[1::2] == [stop for stop in stops if stop in ends[1::2]]
-    )
+    stops, turn_stops = numbers[::2], ends[1::2]
+    in_order = len(numbers) % 2 == 0 and stops == sorted(stops)
+    return in_order and turn_stops == [stop for stop in stops if stop in turn_stops]
 
 
 def pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
