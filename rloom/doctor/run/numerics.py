@@ -90,10 +90,6 @@ MAYBE_TOO_FAST = Cause(TOO_FAST.text, lambda history: large_update(history) or T
 TOO_MANY = Cause("too many updates on one batch", many_updates, one_epoch)
 
 
-def is_supervised(history: History) -> Support:
-    return history.is_supervised
-
-
 def rate_of_nan(history: History) -> Support:
     """Excluded if the updates before the first one that was skipped were small."""
     norm = history.series("actor/grad_norm", "train/grad_norm")
@@ -168,8 +164,8 @@ GRADIENT = Fault(
         Cause("rewards are far outside of -1 to 1, and the advantages are not normalised", large_rewards, normalised),
         MAYBE_TOO_FAST,
         TOO_MANY,
-        Cause("some rows are damaged or very long: `rloom data check FILE`", is_supervised),
-        Cause("the weights of the model are damaged", is_supervised),
+        Cause("some rows are damaged or very long: `rloom data check FILE`", lambda history: history.is_supervised),
+        Cause("the weights of the model are damaged", lambda history: history.is_supervised),
     ),
     ("actor/grad_norm", "train/grad_norm"),
 )

@@ -245,12 +245,13 @@ class Dumps:
         turns = pairs(row["turns"])  # checked: pairs, within the tokens
         texts = self._texts.split(row["tokens"])
         own = {place for start, stop in turns for place in range(start, stop)}
+        columns: dict[str, Any] = {name: row[name] for name in SAME_COLUMNS}
+        columns |= {name: _numbers(row[name]) for name in TOKEN_COLUMNS}
         pieces = None if texts is None else [TokenText(text, place not in own) for place, text in enumerate(texts)]
         return DumpedAnswer(
             text=row["output"],
             pieces=pieces,
-            **{name: _numbers(row[name]) for name in TOKEN_COLUMNS},
-            **{name: row[name] for name in SAME_COLUMNS},
+            **columns,
             versions=pairs(row[VERSIONS.name]) if VERSIONS.name in row else None,
             turns=turns,
             episode=row.get("episode"),
