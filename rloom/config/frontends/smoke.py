@@ -100,13 +100,8 @@ def megatron_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     experts."""
     changes: dict[str, Any] = {}
     for path, role, name in ((ACTOR, config.actor_rollout_ref.actor, "actor"), (CRITIC, config.critic, "critic")):
-        tensor, pipeline = megatron_sizes(role, sizes.ranks(name))
-        changes |= {
-            f"{path}.megatron.tensor_model_parallel_size": tensor,
-            f"{path}.megatron.pipeline_model_parallel_size": pipeline,
-            f"{path}.megatron.expert_model_parallel_size": 1,
-            f"{path}.megatron.expert_tensor_parallel_size": None,
-        }
+        own = (*megatron_sizes(role, sizes.ranks(name)), 1, None)
+        changes |= {f"{path}.megatron.{size}": value for size, value in zip(SIZES, own, strict=True)}
     return changes | dict.fromkeys((f"{REF}.megatron.{name}" for name in SIZES), None)
 
 
