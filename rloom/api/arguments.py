@@ -108,7 +108,8 @@ def device_count(own: Mapping[str, Any], short: Mapping[str, Any]) -> int | None
 
 def with_arguments(source: Source, given: Given, rewards: GivenRewards, short: Mapping[str, Any]) -> Config:
     base = composed(source)
-    files = {ROWS[name]: file_names(value) or GIVEN_IN_PYTHON for name, value in rows_given(given).items()}
+    rows = {ROWS["train"]: given.train, ROWS["validation"]: given.validation}
+    files = {key: file_names(value) or GIVEN_IN_PYTHON for key, value in rows.items() if value is not None}
     episodes = episode_keys(given.environment, given.tools, given.reward)
     objects = {**files, **rewards.keys, **episodes}
     arguments = {**{key: name for name, key in ROWS.items()}, FUNCTION: "reward", **EPISODE_ARGUMENTS}
@@ -123,11 +124,6 @@ def with_arguments(source: Source, given: Given, rewards: GivenRewards, short: M
     return with_keys(source, (), every) if every else base
 
 
-def rows_given(given: Given) -> dict[str, Rows]:
-    rows = {"train": given.train, "validation": given.validation}
-    return {name: value for name, value in rows.items() if value is not None}
-
-
 def file_names(given: Rows) -> str | list[str] | None:
     """Data files, if the argument names some. None: it is rows."""
     if isinstance(given, str | Path):
@@ -139,11 +135,5 @@ def file_names(given: Rows) -> str | list[str] | None:
 def given_rows(config: Config, given: Rows | None, name: str, data_source: str | None) -> GivenRows | None:
     if given is None or file_names(given) is not None:
         return None
-    data = config.data
-    return GivenRows(
-        name,
-        [
-            with_defaults(row, prompt_key=data.prompt_key, reward_fn_key=data.reward_fn_key, data_source=data_source)
-            for row in rows_of(given, name)
-        ],
-    )
+    columns = {"prompt_key": config.data.prompt_key, "reward_fn_key": config.data.reward_fn_key}
+    return GivenRows(name, [with_defaults(row, **columns, data_source=data_source) for row in rows_of(given, name)])

@@ -15,12 +15,7 @@ from rloom.api.episodes import EnvironmentArgument
 from rloom.api.rewards import RewardArgument
 from rloom.batch import Advantages, Batch, TrainBatch, Trajectory
 from rloom.config.schema import Config
-from rloom.launch.build import (
-    PolicyParts,
-    check_own_algorithm,
-    open_parts,
-    prepare,
-)
+from rloom.launch.build import PolicyParts, check_own_algorithm, open_parts, prepare
 from rloom.launch.directory import claimed, run_directory, set_aside_later
 from rloom.launch.early_checks import layout_of
 from rloom.launch.identity import describe

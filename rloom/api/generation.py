@@ -82,10 +82,7 @@ def open_episode_session(
     if environment != SAVED:
         keys = [f"{ENVIRONMENT_KEY}={quoted(environment)}", *keys]
     config, checkpoint = located(model, keys, uses=EPISODES if environment == SAVED else MODEL_ALONE)
-    with (
-        open_generator(config, checkpoint) as generator,
-        open_episodes(config, generator.tokenizer) as runner,
-    ):
+    with open_generator(config, checkpoint) as generator, open_episodes(config, generator.tokenizer) as runner:
         if runner is None:
             raise ConfigError(f"{model} was trained without an environment, tools or an agent: use --environment NAME")
         yield EpisodeSession(generator, runner, row or {})

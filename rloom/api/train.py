@@ -57,12 +57,10 @@ class TrainResult:
         return f'<div>{facts}</div><img style="max-width: 100%" src="data:image/png;base64,{picture}">'
 
     def _facts(self) -> dict[str, str]:
-        accuracies = {
-            f"validation on {name}": f"{value:.3g}" for name, value in validation_accuracies(self.validation).items()
-        }
+        accuracies = validation_accuracies(self.validation)
         return {
             "steps": f"{self.steps}{' (stopped early)' if self.stopped_early else ''}",
-            **accuracies,
+            **{f"validation on {name}": f"{value:.3g}" for name, value in accuracies.items()},
             "checkpoint": str(self.checkpoint),
         }
 

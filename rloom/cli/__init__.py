@@ -25,158 +25,71 @@ class Command:
 COMMANDS = {
     "train": Command(
         "rloom.trainer.main_ppo",
-        [
-            (
-                "[key=value ...]",
-                "train a policy; without keys, the embedded model on the embedded data",
-            )
-        ],
+        [("[key=value ...]", "train a policy; without keys, the embedded model on the embedded data")],
     ),
     "sft": Command(
         "rloom.trainer.sft_trainer",
-        [
-            (
-                "[key=value ...]",
-                "supervised fine-tuning on given answers, the step before `train`",
-            )
-        ],
+        [("[key=value ...]", "supervised fine-tuning on given answers, the step before `train`")],
     ),
-    "kit": Command(
-        "rloom.cli.kit",
-        [("[flags] [key=value ...]", "the same with train.sh's flags and files")],
-    ),
+    "kit": Command("rloom.cli.kit", [("[flags] [key=value ...]", "the same with train.sh's flags and files")]),
     "openrlhf": Command(
         "rloom.cli.openrlhf",
-        [
-            (
-                "[flags] [key=value]",
-                "train with the flags of OpenRLHF's train_ppo_ray.py; --plan, --print",
-            )
-        ],
+        [("[flags] [key=value]", "train with the flags of OpenRLHF's train_ppo_ray.py; --plan, --print")],
     ),
     "plan": Command(
         "rloom.cli.plan",
-        [
-            (
-                "[key=value ...]",
-                "batches, placement, memory and time of a configuration, without starting it",
-            )
-        ],
+        [("[key=value ...]", "batches, placement, memory and time of a configuration, without starting it")],
     ),
     "sweep": Command(
-        "rloom.cli.sweep",
-        [("key=value,value ...", "train once for each combination of values, and compare the runs")],
+        "rloom.cli.sweep", [("key=value,value ...", "train once for each combination of values, and compare the runs")]
     ),
     "eval": Command(
-        "rloom.cli.checkpoints",
-        [("CKPT [key=value ...]", "validate a checkpoint and print the metrics")],
-        "evaluate",
+        "rloom.cli.checkpoints", [("CKPT [key=value ...]", "validate a checkpoint and print the metrics")], "evaluate"
     ),
     "export": Command(
         "rloom.cli.checkpoints",
-        [
-            (
-                "CKPT DIR [key=value]",
-                "write the policy of a checkpoint as a Hugging Face folder",
-            )
-        ],
+        [("CKPT DIR [key=value]", "write the policy of a checkpoint as a Hugging Face folder")],
         "export",
     ),
     "chat": Command(
-        "rloom.cli.chat",
-        [
-            (
-                "MODEL [key=value]",
-                "talk to a checkpoint or a model; --prompt TEXT for one answer",
-            )
-        ],
+        "rloom.cli.chat", [("MODEL [key=value]", "talk to a checkpoint or a model; --prompt TEXT for one answer")]
     ),
     "config": Command(
-        "rloom.cli.config",
-        [
-            (
-                "[--sft] [key]",
-                "print the documented configuration, or explain one key",
-            )
-        ],
+        "rloom.cli.config", [("[--sft] [key]", "print the documented configuration, or explain one key")]
     ),
     "data": Command(
         "rloom.cli.data",
         [
-            (
-                "prepare NAME",
-                "write train.parquet and test.parquet of a known data set",
-            ),
+            ("prepare NAME", "write train.parquet and test.parquet of a known data set"),
             ("check FILE ...", "check data files before training on them"),
             ("show FILE -n 3", "print rows of a data file"),
         ],
     ),
     "reward": Command(
-        "rloom.cli.reward",
-        [
-            (
-                "try FILE --source S",
-                "score an answer by hand and show what was extracted",
-            )
-        ],
+        "rloom.cli.reward", [("try FILE --source S", "score an answer by hand and show what was extracted")]
     ),
     "judge": Command(
-        "rloom.cli.judge",
-        [
-            (
-                "try --prompt P ...",
-                "one call of the API judge: request, answer, score and cost",
-            )
-        ],
+        "rloom.cli.judge", [("try --prompt P ...", "one call of the API judge: request, answer, score and cost")]
     ),
-    "runs": Command(
-        "rloom.cli.runs",
-        [
-            (
-                "[DIR]",
-                "list runs with state, step, reward and validation",
-            )
-        ],
-    ),
+    "runs": Command("rloom.cli.runs", [("[DIR]", "list runs with state, step, reward and validation")]),
     "compare": Command(
-        "rloom.cli.compare",
-        [
-            (
-                "RUN RUN ...",
-                "compare runs: configuration, validation, metrics at equal steps",
-            )
-        ],
+        "rloom.cli.compare", [("RUN RUN ...", "compare runs: configuration, validation, metrics at equal steps")]
     ),
     "doctor": Command(
         "rloom.cli.doctor",
         [
-            (
-                "RUN ...",
-                "what is wrong with a run, why, and which keys to change",
-            ),
-            (
-                "env",
-                "what is installed, what works here, and what to install for the rest",
-            ),
+            ("RUN ...", "what is wrong with a run, why, and which keys to change"),
+            ("env", "what is installed, what works here, and what to install for the rest"),
         ],
     ),
     "view": Command(
         "rloom.cli.view",
-        [
-            (
-                "RUN ...",
-                "runs in the browser: curves, answers token by token, validations; also while they run",
-            )
-        ],
+        [("RUN ...", "runs in the browser: curves, answers token by token, validations; also while they run")],
     ),
     "completion": Command(
-        "rloom.cli.completion",
-        [("bash|zsh|fish", "print a script that completes commands, flags and keys")],
+        "rloom.cli.completion", [("bash|zsh|fish", "print a script that completes commands, flags and keys")]
     ),
-    "help": Command(
-        "rloom.cli.help",
-        [("COMMAND|metrics", "explain a command, or the names of the metrics")],
-    ),
+    "help": Command("rloom.cli.help", [("COMMAND|metrics", "explain a command, or the names of the metrics")]),
 }
 
 

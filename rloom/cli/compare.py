@@ -41,10 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     if not 2 <= len(given.runs) <= len(ascii_uppercase):
         parser.error(f"it takes 2 to {len(ascii_uppercase)} runs")
 
-    def run() -> int:
-        return show(given.runs, as_json=given.json)
-
-    return run_safely(run)
+    return run_safely(lambda: show(given.runs, as_json=given.json))
 
 
 def show(paths: Sequence[Path], *, as_json: bool) -> int:
@@ -139,6 +136,8 @@ def accuracy_cells(points: Sequence["Point | None"], measure: str, *, own_steps:
 
 def metric_tables(metrics: Sequence["MetricComparison"], names: str, width: int) -> Iterator["Table"]:
     """One table for the metrics that the runs have at the same steps; a column a step, as many as fit."""
+    from rloom.runs.compare import spread
+
     for steps, together in groupby(metrics, key=lambda metric: tuple(metric.steps)):
         shown = spread(len(steps), (width - FIXED_WIDTH) // STEP_WIDTH)
         table = new_table("", "", "", *(f"step {steps[index]}" for index in shown))
@@ -151,12 +150,6 @@ def metric_tables(metrics: Sequence["MetricComparison"], names: str, width: int)
                 differences = [row[number_of_run] - row[0] for row in rows]
                 table.add_row("", f"{name}-{names[0]}", "", *map(signed, differences), style="dim")
         yield table
-
-
-def spread(count: int, most: int) -> list[int]:
-    """Up to `most` indices below `count`, evenly spread, with the first and the last."""
-    most = max(2, min(most, count))
-    return sorted({round((count - 1) * part / (most - 1)) for part in range(most)}) if count else []
 
 
 def curves(metric: "MetricComparison") -> list[str]:

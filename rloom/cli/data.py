@@ -51,13 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         reader.add_argument("--prompt_key", default="prompt", help="as data.prompt_key of the run")
         reader.add_argument("--reward_fn_key", default="data_source", help="as data.reward_fn_key of the run")
     given = parser.parse_args(arguments)
-    command = {
-        "prepare": prepare_data,
-        "environments": list_environments,
-        "check": check_data,
-        "show": show_data,
-    }[given.command]
-    return run_safely(lambda: command(given))
+    return run_safely(lambda: COMMANDS[given.command](given))
 
 
 def script(name: str) -> int:
@@ -125,6 +119,9 @@ def show_data(given: argparse.Namespace) -> int:
     columns = _columns(given, rules=False)
     print(printable(show_rows(given.file, given.row or 0, count, columns, _tokenizer(given.tokenizer))))
     return 0
+
+
+COMMANDS = {"prepare": prepare_data, "environments": list_environments, "check": check_data, "show": show_data}
 
 
 def _columns(given: argparse.Namespace, *, rules: bool) -> "Columns":

@@ -19,12 +19,8 @@ def main(arguments: Sequence[str]) -> int:
             "0 nothing wrong · 1 findings, or something does not work here · 2 not a run directory, or no GPUs",
         ),
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help=f"run directory, of a finished or a running run; or {ENVIRONMENT}; or {GPUS}",
-    )
+    what = f"run directory, of a finished or a running run; or {ENVIRONMENT}; or {GPUS}"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=what)
     parser.add_argument(
         "--backend",
         choices=("nccl", "gloo"),

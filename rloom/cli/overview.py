@@ -17,19 +17,10 @@ GROUPS: Mapping[str, Sequence[str]] = {
 }
 EXIT_CODES: Lines = [
     ("0", "done"),
-    (
-        "1",
-        "a check found faults, or there is no score; with a traceback: a bug",
-    ),
-    (
-        "2",
-        "an error that you can correct: a key, a file, a model, a reward",
-    ),
+    ("1", "a check found faults, or there is no score; with a traceback: a bug"),
+    ("2", "an error that you can correct: a key, a file, a model, a reward"),
     ("3", "a worker or machine was lost; the same command resumes"),
-    (
-        "130",
-        "interrupted (ctrl-C, SIGTERM); a run saves its last step first",
-    ),
+    ("130", "interrupted (ctrl-C, SIGTERM); a run saves its last step first"),
 ]
 VARIABLES: Lines = [
     ("CUDA_VISIBLE_DEVICES", "the GPUs to use"),
@@ -38,10 +29,7 @@ VARIABLES: Lines = [
     ("NO_COLOR", "any value: no colours"),
     ("RLOOM_SMOKE", "1: two steps with a tiny model and data, to try a command"),
     ("RLOOM_VIEW_TOKEN", "the token of `rloom view`, instead of a new one"),
-    (
-        "TENSORBOARD_DIR",
-        "folder of TensorBoard's events; else runs/PROJECT/EXPERIMENT",
-    ),
+    ("TENSORBOARD_DIR", "folder of TensorBoard's events; else runs/PROJECT/EXPERIMENT"),
     ("LANG", "zh_CN: all texts in Chinese"),
     ("RLOOM_LANGUAGE", "zh or en, whatever LANG is"),
 ]

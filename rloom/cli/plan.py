@@ -15,12 +15,8 @@ def main(arguments: Sequence[str]) -> int:
         allow_abbrev=False,
         **epilog("rloom plan actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct trainer.n_gpus_per_node=8"),
     )
-    parser.add_argument(
-        "--gpu_memory",
-        type=float,
-        metavar="GIB",
-        help="memory of one GPU; not given: that of this machine's GPUs, or 80",
-    )
+    meaning = "memory of one GPU; not given: that of this machine's GPUs, or 80"
+    parser.add_argument("--gpu_memory", type=float, metavar="GIB", help=meaning)
     given, rest = parser.parse_known_args(arguments)
 
     def show() -> int:

@@ -34,10 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON list, one object a run")
     given = parser.parse_args(arguments)
 
-    def run() -> int:
-        return show(given.folder or default_run_folders(), as_json=given.json)
-
-    return run_safely(run)
+    return run_safely(lambda: show(given.folder or default_run_folders(), as_json=given.json))
 
 
 def show(folders: Sequence[Path], *, as_json: bool) -> int:
@@ -137,20 +134,29 @@ def table(found: Sequence["RunSummary"], reports: "Mapping[Path, Report | None]"
 
     shown = new_table("run", "state", "findings", "step", "reward", "validation", "algorithm", "model", "written")
     for each in found:
-        state = each.state
-        status = translate(state.status) + (f": {translate(state.error)}" if state.error else "")
+        status, steps, reward = progress(each)
         shown.add_row(
             Text(printable(each.name)),
-            Text(printable(status), style=STYLES.get(state.status, "")),
+            Text(printable(status), style=STYLES.get(each.state.status, "")),
             Text(*finding_text(reports.get(each.path))),
-            Text(str(state.step) if state.total_steps is None else f"{state.step}/{state.total_steps}"),
-            Text("" if each.reward is None else f"{each.reward:.3f}"),
+            Text(steps),
+            Text(reward),
             Text(printable("\n".join(accuracy_lines(each)))),
             Text(printable(each.algorithm or "")),
             Text(printable("/".join(Path(each.model).parts[-2:])) if each.model else ""),
-            Text("" if state.updated is None else age(now - state.updated)),
+            Text("" if each.state.updated is None else age(now - each.state.updated)),
         )
     return shown
+
+
+def progress(summary: "RunSummary") -> tuple[str, str, str]:
+    """State, step and reward of a run, as text."""
+    state = summary.state
+    return (
+        translate(state.status) + (f": {translate(state.error)}" if state.error else ""),
+        str(state.step) if state.total_steps is None else f"{state.step}/{state.total_steps}",
+        "" if summary.reward is None else f"{summary.reward:.3f}",
+    )
 
 
 def accuracy_lines(summary: "RunSummary") -> list[str]:

@@ -47,10 +47,6 @@ class Axis:
     high: float = 0.0
     whole: bool = False  # a range of whole numbers
 
-    @property
-    def key(self) -> str:
-        return SHORT_NAMES[self.name].key if self.name in SHORT_NAMES else self.name
-
     def draw(self, seed: str) -> str:
         """A value of the list, or a number of the range whose logarithm is uniform."""
         source = random.Random(f"{seed}/{self.name}")
@@ -114,7 +110,7 @@ def read_axes(given: Sequence[str], after: Sequence[str]) -> tuple[list[Axis], d
     """(keys with several values, keys with one). What follows `--` has one."""
     axes, fixed = [], dict[str, str]()
     for text in given:
-        name, _, value = checked_pair(text)
+        name, value = checked_pair(text)
         values = PIECES.findall(value)
         if (axis := range_axis(name, value)) is not None:
             axes.append(axis)
@@ -122,7 +118,7 @@ def read_axes(given: Sequence[str], after: Sequence[str]) -> tuple[list[Axis], d
             axes.append(Axis(name, tuple(part.strip() for part in values)))
         else:
             fixed[name] = value
-    further = dict((name, value) for name, _, value in map(checked_pair, after))
+    further = dict(map(checked_pair, after))
     check_twice([axis.name for axis in axes], [*fixed, *further])
     fixed |= further
     if not axes:
@@ -144,14 +140,14 @@ def check_twice(several: Sequence[str], one: Sequence[str]) -> None:
             raise ConfigError(f"{key_of(name)} is given twice, as {former} and as {name}; keep one of the two")
 
 
-def checked_pair(text: str) -> tuple[str, str, str]:
+def checked_pair(text: str) -> tuple[str, str]:
     name, equals, value = text.lstrip("+").partition("=")
     if not equals or not name or name.startswith("-"):
         raise ConfigError(f"{text!r} is not a key=value pair; `rloom config` lists the keys")
     if name not in SHORT_NAMES and "." not in name and name not in all_keys():
         short = f"; short names are {', '.join(SHORT_NAMES)}"
         raise ConfigError(f"{name}: there is no such key{did_you_mean(name) or short}")
-    return name, equals, value
+    return name, value
 
 
 def key_of(name: str) -> str:
@@ -295,13 +291,14 @@ def print_line(text: str) -> None:
 
 def show(runs: Sequence[SweptRun], folder: Path) -> None:
     """One table, the best validation first, and the commands that compare the runs."""
-    from rloom.cli.runs import print_table
+    from rloom.cli.runs import print_table, progress
     from rloom.runs.run_folder import summarize
 
     found = [(run, summarize(run.folder)) for run in runs if run.folder.is_dir()]
     found.sort(key=lambda each: rank(each[1]), reverse=True)
     names = ("run", "state", "step", "reward", "validation", "best")
-    print_table(names, [cells(run, summary) for run, summary in found])
+    rows = [(run.title, *progress(summary), *validations(summary)) for run, summary in found]
+    print_table(names, rows)
     if len(found) > 1:
         best = " ".join(shlex.quote(str(run.folder)) for run, _ in found[:4])
         print_line(f"Compare: rloom compare {best}")
@@ -315,15 +312,8 @@ def rank(summary: "RunSummary") -> tuple[float, float]:
     return sum(best) / len(best) if best else nothing, nothing if summary.reward is None else summary.reward
 
 
-def cells(run: SweptRun, summary: "RunSummary") -> list[str]:
-    state = summary.state
+def validations(summary: "RunSummary") -> tuple[str, str]:
+    """The last and the best of each data source."""
     last = [f"{found.last:.3g}" for found in summary.accuracy.values()]
     best = [f"{found.best:.3g} ({found.best_step})" for found in summary.accuracy.values()]
-    return [
-        run.title,
-        translate(state.status) + (f": {translate(state.error)}" if state.error else ""),
-        str(state.step) if state.total_steps is None else f"{state.step}/{state.total_steps}",
-        "" if summary.reward is None else f"{summary.reward:.3f}",
-        ", ".join(last),
-        ", ".join(best),
-    ]
+    return ", ".join(last), ", ".join(best)

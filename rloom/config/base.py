@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from rloom.gpus import visible_gpus
 from rloom.packing import MicroBatching
-from rloom.plugins import installed, is_own
+from rloom.plugins import is_own
 from rloom.runtime.placement import WorkerLayout, worker_layout
 
 
@@ -91,10 +91,6 @@ class NamedIn:
     def values(self, *others: str) -> str:
         return f"{'|'.join((*self.table, *others))} or file.py:name"
 
-    def values_here(self) -> str:
-        """With those of installed packages."""
-        return self.values(*installed(self.group))
-
 
 def section(kind: type[Section], doc: str, *, same_run: bool | None = None, switch: Switch | None = None) -> Any:
     return Field(default_factory=kind, description=doc, json_schema_extra=facts(same_run=same_run, switch=switch))
@@ -134,27 +130,20 @@ class PassSection(Section):
     pass_keys: ClassVar[PassKeys]
 
     @property
-    def samples_per_gpu(self) -> int | None:
-        """Samples of a pass. None: `samples_together`, or by tokens."""
-        samples: int | None = getattr(self, f"{self.pass_keys.size}_per_gpu")
-        return samples
-
-    @property
-    def samples_together(self) -> int | None:
-        """Samples of a pass on all GPUs together, by the older key."""
-        samples: int | None = getattr(self, self.pass_keys.size)
-        return samples
+    def pass_sizes(self) -> tuple[int | None, int | None]:
+        """Samples of a pass: on each GPU; on all GPUs together, by the older key. Both None: by tokens."""
+        return getattr(self, f"{self.pass_keys.size}_per_gpu"), getattr(self, self.pass_keys.size)
 
     @property
     def fills_by_tokens(self) -> bool:
-        has_size = self.samples_per_gpu is not None or self.samples_together is not None
-        return bool(getattr(self, self.pass_keys.dynamic)) or not has_size
+        return bool(getattr(self, self.pass_keys.dynamic)) or self.pass_sizes == (None, None)
 
     def batching(self, ranks: int, sequence_ranks: int = 1, model_ranks: int = 1) -> MicroBatching:
         if self.fills_by_tokens:
             return MicroBatching(tokens=getattr(self, self.pass_keys.budget) * sequence_ranks)
-        together = (self.samples_together or 0) * sequence_ranks * model_ranks // ranks
-        return MicroBatching(samples=self.samples_per_gpu or max(1, together))
+        per_gpu, together = self.pass_sizes
+        share = (together or 0) * sequence_ranks * model_ranks // ranks
+        return MicroBatching(samples=per_gpu or max(1, share))
 
 
 class Pools(Section):

@@ -18,13 +18,7 @@ from rloom.config.correction_checks import (
     off_policy_notices,
     skip_faults,
 )
-from rloom.config.derived import (
-    Needs,
-    RewardKinds,
-    nearest_divisors,
-    ranks_per_share,
-    reward_parts,
-)
+from rloom.config.derived import Needs, RewardKinds, nearest_divisors, on_either_side, ranks_per_share, reward_parts
 from rloom.config.effects import without_effect
 from rloom.config.engine_checks import (
     count,
@@ -63,15 +57,16 @@ def check(config: Config, needs: Needs) -> list[str]:
     faults = [*all_faults(config, needs), *unused.errors]
     if faults:
         raise ConfigError("\n".join(faults))
-    of_engines = (*megatron_notices(config, critic=needs.estimator.needs_critic), *server_notices(config))
-    own = (
+    return [
+        *megatron_notices(config, critic=needs.estimator.needs_critic),
+        *server_notices(config),
         *off_policy_notices(config, needs, config.max_staleness),
         *config.one_behaviour,
         *kl_loss_notices(config),
         *reward_notices(config),
         *unusual_notices(config),
-    )
-    return [*of_engines, *own, *unused.notices]
+        *unused.notices,
+    ]
 
 
 def unusual_notices(config: RunConfig) -> list[str]:
@@ -198,8 +193,7 @@ def mini_batch_faults(config: Config) -> Iterator[str]:
 def micro_batch_faults(config: Config, algorithm: EstimatorNeeds) -> Iterator[str]:
     actor, critic, n = config.actor_rollout_ref.actor, config.critic, config.actor_rollout_ref.rollout.n
     longest = config.data.longest_sample
-    workers = config.actor_workers
-    yield from role_micro_batch_faults(ACTOR, actor, actor.ppo_mini_batch_size * n, longest, workers)
+    yield from role_micro_batch_faults(ACTOR, actor, actor.ppo_mini_batch_size * n, longest, config.actor_workers)
     if algorithm.needs_critic:
         prompts, _ = config.critic_updates
         yield from role_micro_batch_faults(CRITIC, critic, prompts * n, longest, config.workers_of("critic"))
@@ -254,9 +248,7 @@ def division_faults(key: str, size: int, ranks: int, samples: int) -> Iterator[s
     """`size` samples per pass on all GPUs together must divide evenly among `ranks`."""
     if ranks < 1 or size % ranks == 0:
         return
-    fitting = [number for number in range(ranks, samples + 1, ranks) if samples % number == 0]
-    below, above = [n for n in fitting if n < size][-1:], [n for n in fitting if n > size][:1]
-    values = " or ".join(map(str, below + above))
+    values = on_either_side([number for number in range(ranks, samples + 1, ranks) if samples % number == 0], size)
     yield (
         f"{key}={size} (samples of all GPUs together) does not divide among {ranks} GPUs; use "
         + (f"{values}, or " if values else "")
@@ -296,15 +288,9 @@ def parallel_faults(config: Config) -> Iterator[str]:
             f"{key} does not divide {generating}, the number of workers with a rollout engine; use "
             f"{nearest_divisors(generating, tensor_parallel)}"
         )
-    sizes = {
-        "actor_rollout_ref.actor.fsdp_config.fsdp_size": (actor.fsdp_config.fsdp_size, workers),
-        "critic.model.fsdp_config.fsdp_size": (
-            config.critic.model.fsdp_config.fsdp_size,
-            config.workers_of("critic"),
-        ),
-    }
-    for key, (size, among) in sizes.items():
-        yield from fsdp_size_faults(key, size, among)
+    critic_size, among = config.critic.model.fsdp_config.fsdp_size, config.workers_of("critic")
+    yield from fsdp_size_faults("actor_rollout_ref.actor.fsdp_config.fsdp_size", actor.fsdp_config.fsdp_size, workers)
+    yield from fsdp_size_faults("critic.model.fsdp_config.fsdp_size", critic_size, among)
     try:
         config.layout()
     except ConfigError as error:
@@ -475,10 +461,7 @@ def best_faults(config: RunConfig) -> Iterator[str]:
 
 
 def warmup_faults(config: Config) -> Iterator[str]:
-    optimizers = {
-        "actor_rollout_ref.actor.optim": config.actor_rollout_ref.actor.optim,
-        "critic.optim": config.critic.optim,
-    }
+    optimizers = {f"{ACTOR}.optim": config.actor_rollout_ref.actor.optim, f"{CRITIC}.optim": config.critic.optim}
     for name, optim in optimizers.items():
         first, second = optim.lr_warmup_steps, optim.warmup_steps
         if first is not None and second is not None and first != second:
@@ -517,14 +500,14 @@ def composite_faults(config: Config) -> Iterator[str]:
         yield f"reward_model.composite.enable=True: {key} is empty; set +{key}.rule_score=0.3 and so on"
     if config.reward_model.normalize:
         yield "reward_model.normalize=True: with a mix, use reward_model.composite.normalize"
+    weights = {name: weight_of(given) for name, given in section.weights.items()}
     used: set[str] = set()
-    for name in section.weights:
+    for name in weights:
         source = kinds.computing(name)
         if name not in kinds.part_names:
             yield f"{key}.{name}: there is no such part; use {', '.join(kinds.part_names)}"
         elif source is None:
-            ways, weight = kinds.ways(name), shown_weight(section.weights[name])
-            yield f"{key}.{name}={weight}: nothing computes it; set {ways}, or remove it"
+            yield f"{key}.{name}={weights[name]:g}: nothing computes it; set {kinds.ways(name)}, or remove it"
         else:
             if source in used and not kinds.every[source].takes_function:
                 yield f"{key}.{name}: another part is computed by the same {kinds.every[source].switch}; keep one"
@@ -532,13 +515,12 @@ def composite_faults(config: Config) -> Iterator[str]:
     for source, kind in kinds.chosen.items():
         if source not in used and kind.is_default is None:
             yield f"{kind.switch} is set, but no weight uses it; add it to {key}, or remove the key"
-    weights = [given.weight if isinstance(given, PartWeight) else given for given in section.weights.values()]
-    if weights and not any(weights):
+    if weights and not any(weights.values()):
         yield f"{key}: all weights are 0; give one part a weight"
 
 
-def shown_weight(given: float | PartWeight) -> str:
-    return f"{given.weight if isinstance(given, PartWeight) else given:g}"
+def weight_of(given: float | PartWeight) -> float:
+    return given.weight if isinstance(given, PartWeight) else given
 
 
 def check_sft(config: SftConfig) -> None:

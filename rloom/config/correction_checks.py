@@ -92,14 +92,14 @@ def ratio_settings(config: Config, needs: Needs) -> RatioSettings:
     )
 
 
-def off_policy_faults(config: Config, needs: Needs, staleness: int, *, mixed: bool = True) -> list[str]:
-    """For a run whose answers may be so many versions older than the weights that they train. `mixed`: answers go on
-    with new weights."""
-    return [*ratio_faults(ratio_settings(config, needs), staleness, mixed=mixed and staleness > 0)]
+def off_policy_faults(config: Config, needs: Needs, staleness: int) -> list[str]:
+    """For a run whose answers may be so many versions older than the weights that they train, and go on with new
+    weights."""
+    return [*ratio_faults(ratio_settings(config, needs), staleness, mixed=staleness > 0)]
 
 
-def off_policy_notices(config: Config, needs: Needs, staleness: int, *, mixed: bool = True) -> list[str]:
-    return [*ratio_notices(ratio_settings(config, needs), mixed=mixed and staleness > 0)]
+def off_policy_notices(config: Config, needs: Needs, staleness: int) -> list[str]:
+    return [*ratio_notices(ratio_settings(config, needs), mixed=staleness > 0)]
 
 
 def skip_faults(config: Config, loss: LossNeeds) -> Iterator[str]:

@@ -5,7 +5,7 @@ loaded here. It is assumed to need a critic if `critic.enable` is set, to read e
 where the advantage is 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -30,10 +30,14 @@ ONE_TURN_LOOP = "single_turn_agent"
 
 def nearest_divisors(whole: int, wanted: int) -> str:
     """ "64 or 128": the divisors of `whole` on either side of `wanted`."""
-    every = divisors(whole)
-    below = [d for d in every if d < wanted][-1:]
-    above = [d for d in every if d > wanted][:1]
-    return " or ".join(str(d) for d in below + above)
+    return on_either_side(divisors(whole), wanted)
+
+
+def on_either_side(ascending: Sequence[int], wanted: int) -> str:
+    """The numbers on either side of `wanted`, as text; empty if there are none."""
+    below = [number for number in ascending if number < wanted][-1:]
+    above = [number for number in ascending if number > wanted][:1]
+    return " or ".join(map(str, below + above))
 
 
 def divisors(whole: int) -> list[int]:

@@ -24,7 +24,6 @@ class MegatronRole:
     strategy: str
     section: Megatron
     workers: int
-    model: str  # section of its model
 
     @property
     def key(self) -> str:
@@ -33,15 +32,11 @@ class MegatronRole:
 
 def megatron_roles(config: Config, *, critic: bool) -> Iterator[MegatronRole]:
     """`critic`: whether the algorithm trains one."""
-    if config.actor_rollout_ref.actor.kind.model_parallel:
-        section = config.actor_rollout_ref.actor.megatron
-        yield MegatronRole(
-            ACTOR, config.actor_rollout_ref.actor.strategy, section, config.actor_workers, "actor_rollout_ref.model"
-        )
+    actor = config.actor_rollout_ref.actor
+    if actor.kind.model_parallel:
+        yield MegatronRole(ACTOR, actor.strategy, actor.megatron, config.actor_workers)
     if critic and config.critic.kind.model_parallel:
-        yield MegatronRole(
-            CRITIC, config.critic.strategy, config.critic.megatron, config.workers_of("critic"), "critic.model"
-        )
+        yield MegatronRole(CRITIC, config.critic.strategy, config.critic.megatron, config.workers_of("critic"))
 
 
 def divided_strategies(config: Config, *, critic: bool) -> dict[str, StrategyKind]:
@@ -219,33 +214,25 @@ class ModelSizes:
 def model_sizes(fields: Mapping[str, Any]) -> ModelSizes:
     experts = {name: int(fields[name]) for name in EXPERTS if fields.get(name)}
     heads = fields["num_attention_heads"]
-    tensors = {"num_attention_heads": heads}
     inner = "moe_intermediate_size" if "moe_intermediate_size" in fields else "intermediate_size"
     mlp = {inner: int(fields[inner])}
     return ModelSizes(
         layers={"num_hidden_layers": fields["num_hidden_layers"]},
-        tensors=tensors if experts else tensors | mlp,
+        tensors={"num_attention_heads": heads, **({} if experts else mlp)},
         key_value_heads=fields.get("num_key_value_heads") or heads,
         experts=experts,
         expert_tensors=mlp if experts else {},
     )
 
 
-def family_fault(role: MegatronRole, fields: Mapping[str, Any], source: str) -> str | None:
-    family = fields.get("model_type")
-    if family in MEGATRON_FAMILIES:
-        return None
-    return (
-        f"{role.path}.strategy={role.strategy}: {source} is of the family {family!r}, and the Megatron engine has "
-        f"{', '.join(MEGATRON_FAMILIES.values())}; use {role.path}.strategy=fsdp"
-    )
-
-
 def split_faults(role: MegatronRole, fields: Mapping[str, Any], source: str) -> Iterator[str]:
     """`fields`: config.json. `source`: the key and the value that name the model."""
-    fault = family_fault(role, fields, source)
-    if fault is not None:
-        yield fault
+    family = fields.get("model_type")
+    if family not in MEGATRON_FAMILIES:
+        yield (
+            f"{role.path}.strategy={role.strategy}: {source} is of the family {family!r}, and the Megatron engine has "
+            f"{', '.join(MEGATRON_FAMILIES.values())}; use {role.path}.strategy=fsdp"
+        )
         return
     try:
         sizes = model_sizes(fields)
@@ -265,7 +252,8 @@ def split_faults(role: MegatronRole, fields: Mapping[str, Any], source: str) -> 
     experts = section.expert_model_parallel_size
     if experts > 1 and not sizes.experts:
         yield f"{role.key}.expert_model_parallel_size={experts}: {source} has no experts; use 1"
-    possible = [size for size in divisors(expert_ranks(role)) if all(n % size == 0 for n in sizes.experts.values())]
+    ranks = role.workers // section.pipeline_model_parallel_size // section.expert_tensor_ranks
+    possible = [size for size in divisors(ranks) if all(number % size == 0 for number in sizes.experts.values())]
     way_out = f"of {source}; use {' or '.join(map(str, possible))}"
     yield from remainders(role, "expert_model_parallel_size", experts, sizes.experts, way_out)
     way_out = f"of {source}; use expert_tensor_parallel_size=1"
@@ -282,11 +270,6 @@ def remainders(role: MegatronRole, name: str, size: int, numbers: Mapping[str, i
     wrong = [f"{entry}={number}" for entry, number in numbers.items() if number % size]
     if wrong:
         yield f"{role.key}.{name}={size} does not divide {' and '.join(wrong)} {way_out}"
-
-
-def expert_ranks(role: MegatronRole) -> int:
-    """Ranks of a pipeline stage that can divide the experts."""
-    return role.workers // role.section.pipeline_model_parallel_size // role.section.expert_tensor_ranks
 
 
 def fitting(sizes: ModelSizes, role: MegatronRole) -> list[tuple[int, int]]:
@@ -312,12 +295,11 @@ SERVER = "actor_rollout_ref.rollout.server"
 SERVER_EXAMPLE = "http://127.0.0.1:30000"
 
 
-def server_faults(config: "Config") -> Iterator[str]:
+def server_faults(config: Config) -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
-    section = rollout.server
     if not rollout.uses_servers:
         return
-    yield from server_address_faults(section)
+    yield from server_address_faults(rollout.server)
     yield from server_placement_faults(config)
     if config.actor_rollout_ref.model.has_lora:
         yield (
@@ -326,7 +308,7 @@ def server_faults(config: "Config") -> Iterator[str]:
         )
 
 
-def server_notices(config: "Config") -> Iterator[str]:
+def server_notices(config: Config) -> Iterator[str]:
     rollout = config.actor_rollout_ref.rollout
     if rollout.on_first_gpu and rollout.starts_servers and config.workers > 1:
         servers = [name for name, kind in ROLLOUTS.items() if kind.servers and not kind.servers.takes_handles]
@@ -354,8 +336,8 @@ def vllm_faults(config: Config) -> Iterator[str]:
 def trtllm_faults(config: Config) -> Iterator[str]:
     rollout, section = config.actor_rollout_ref.rollout, config.actor_rollout_ref.rollout.server
     handles = "TensorRT-LLM's server takes weights as handles of memory on its own GPU, which is the first worker's"
-    if rollout.tensor_model_parallel_size > 1:
-        size = rollout.tensor_model_parallel_size
+    size = rollout.tensor_model_parallel_size
+    if size > 1:
         yield (
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: {handles}; use 1, or "
             "actor_rollout_ref.rollout.name=vllm"
@@ -384,7 +366,7 @@ def server_address_faults(section: ServerSection) -> Iterator[str]:
         yield f"{SERVER}.urls: these servers are running; remove {SERVER}.count and {SERVER}.command, or the URLs"
 
 
-def server_placement_faults(config: "Config") -> Iterator[str]:
+def server_placement_faults(config: Config) -> Iterator[str]:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     if trainer.pools.rollout:
         yield (
@@ -406,7 +388,7 @@ def server_placement_faults(config: "Config") -> Iterator[str]:
         )
 
 
-def separate_faults(config: "Config") -> Iterator[str]:
+def separate_faults(config: Config) -> Iterator[str]:
     """Generation while a step trains."""
     section, rollout = config.trainer.v1.separate_async, config.actor_rollout_ref.rollout
     if not config.trainer.v1.is_separate:
@@ -434,7 +416,7 @@ def separate_faults(config: "Config") -> Iterator[str]:
         )
 
 
-def kept_cache_faults(config: "Config") -> Iterator[str]:
+def kept_cache_faults(config: Config) -> Iterator[str]:
     if not config.trainer.v1.keeps_cache:
         return
     key, rollout = "trainer.v1.kv_on_update=keep", config.actor_rollout_ref.rollout
@@ -456,7 +438,7 @@ def kept_cache_faults(config: "Config") -> Iterator[str]:
         )
 
 
-def repeated_run_faults(config: "Config") -> Iterator[str]:
+def repeated_run_faults(config: Config) -> Iterator[str]:
     """What has no schedule, so that nothing can be repeated."""
     replay, rollout = config.trainer.replay, config.actor_rollout_ref.rollout
     if replay is None:

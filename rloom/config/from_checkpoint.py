@@ -18,6 +18,7 @@ from rloom.config.given_keys import default_tree, leaf_keys, nested, override_va
 from rloom.config.keys import Root
 from rloom.config.load import C, overrides_tree, validate
 from rloom.config.schema import Config, SftConfig
+from rloom.config.sections import SIZES
 from rloom.errors import ConfigError
 from rloom.rewards.kinds import OWN_KEY
 from rloom.runs.run_folder import CONFIG_FILE
@@ -33,12 +34,8 @@ ONE_PROCESS = (  # replaces the run's values
     "critic.model.fsdp_config.fsdp_size=-1",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1",
     "critic.ulysses_sequence_parallel_size=1",
-    *(
-        f"{role}.megatron.{size}={value}"
-        for role, value in MEGATRON_ROLES.items()
-        for size in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
-    ),
-    *(f"{role}.megatron.expert_tensor_parallel_size=null" for role in MEGATRON_ROLES),
+    *(f"{role}.megatron.{size}={value}" for role, value in MEGATRON_ROLES.items() for size in SIZES[:-1]),
+    *(f"{role}.megatron.{SIZES[-1]}=null" for role in MEGATRON_ROLES),
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 )
 SFT_ONE_PROCESS = (*ONE_WORKER, "engine.fsdp_size=-1", "engine.ulysses_sequence_parallel_size=1")

@@ -194,7 +194,8 @@ def wrong_value(found: Key, fault: Any) -> str:
     reason = "not one of the values it takes" if fault["type"] == "literal_error" else fault["msg"].lower()
     takes, hint = found.kind, ""
     if found.named_in is not None:
-        takes, hint = found.named_in.values_here(), meant_value(found.named_in, str(given))
+        takes = found.named_in.values(*installed(found.named_in.group))
+        hint = meant_value(found.named_in, str(given))
     return f"{found.path}={given!r}: {reason}{hint}; it takes {takes}, by default {found.default}"
 
 

@@ -166,8 +166,13 @@ class RemoteSection(Section):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        texts = [self.urls] if isinstance(self.urls, str) else self.urls
-        return tuple(url.strip() for text in texts for url in text.split(",") if url.strip())
+        return tuple(separate_urls(self.urls))
+
+
+def separate_urls(given: str | list[str]) -> list[str]:
+    """Of one text, or of several; each may have several URLs with commas."""
+    texts = [given] if isinstance(given, str) else given
+    return [url.strip() for text in texts for url in text.split(",") if url.strip()]
 
 
 def remote_faults(remote: RemoteSection) -> Iterator[str]:
@@ -399,9 +404,7 @@ class RewardModel(ClassifierKeys):
         RemoteSection, "Reward servers.", switch=Switch("urls", "there are no reward servers", on="")
     )
     overlong_buffer: OverlongBuffer = section(
-        OverlongBuffer,
-        "DAPO's over-long penalty.",
-        switch=Switch("enable", "over-long answers are not penalised"),
+        OverlongBuffer, "DAPO's over-long penalty.", switch=Switch("enable", "over-long answers are not penalised")
     )
     api: ApiJudge = section(
         ApiJudge,

@@ -4,18 +4,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
-from rloom.config.base import (
-    EMBEDDED_NAME,
-    NamedIn,
-    PassKeys,
-    PassSection,
-    Section,
-    Switch,
-    key,
-    names_code,
-    section,
-)
+from rloom.config.base import EMBEDDED_NAME, NamedIn, PassKeys, PassSection, Section, Switch, key, names_code, section
 from rloom.config.episode_sections import AgentSection, MultiTurnSection
+from rloom.config.reward_sections import separate_urls
 from rloom.rollout.kinds import GROUP, ROLLOUTS, RolloutKind, rollout_kind
 from rloom.tables import read_table
 
@@ -302,10 +293,7 @@ class Megatron(EngineMemory):
     @property
     def offloaded(self) -> list[str]:
         """What is in host memory while it is not in use."""
-        switches = {
-            "parameters": self.param_offload,
-            "optimizer state": self.optimizer_offload,
-        }
+        switches = {"parameters": self.param_offload, "optimizer state": self.optimizer_offload}
         return [what for what, is_on in switches.items() if is_on]
 
     def transformer_config(self) -> dict[str, Any]:
@@ -414,8 +402,7 @@ class ServerSection(Section):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        texts = [self.urls] if isinstance(self.urls, str) else self.urls
-        return tuple(url.strip().rstrip("/") for text in texts for url in text.split(",") if url.strip())
+        return tuple(url.rstrip("/") for url in separate_urls(self.urls))
 
 
 SCORING_PASSES = PassKeys("log_prob_micro_batch_size", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu")

@@ -249,7 +249,7 @@ def actor_plan(config: Config, sizes: Batches) -> ModelPlan:
         parameters=size.parameters + adapter,
         outer=size.outer_parameters,
         trainable=adapter or size.parameters,
-        number_bytes=number_bytes(config, actor.engine_memory),
+        number_bytes=number_bytes(config, actor.engine_memory.dtype),
         checkpointing=checkpointing(actor, actor.fsdp_config, model.enable_gradient_checkpointing),
         keys=actor.engine_memory,
         fsdp_size=actor.fsdp_config.fsdp_size,
@@ -270,7 +270,7 @@ def critic_plan(config: Config, sizes: Batches) -> ModelPlan | None:
         parameters=size.critic_parameters,
         outer=size.critic_outer_parameters,
         trainable=size.critic_parameters,
-        number_bytes=number_bytes(config, config.critic.engine_memory),
+        number_bytes=number_bytes(config, config.critic.engine_memory.dtype),
         checkpointing=checkpointing(config.critic, model.fsdp_config, model.enable_gradient_checkpointing),
         keys=config.critic.engine_memory,
         fsdp_size=model.fsdp_config.fsdp_size,
@@ -291,8 +291,8 @@ def divided_by_megatron(role: Actor | Critic, ranks: int) -> Megatron | None:
     return role.megatron if role.kind.model_parallel and ranks > 1 else None
 
 
-def number_bytes(config: Config, keys: EngineMemory) -> int:
-    float32 = keys.dtype == "float32" or (keys.dtype == "auto" and config.trainer.device == "cpu")
+def number_bytes(config: Config, dtype: str) -> int:
+    float32 = dtype == "float32" or (dtype == "auto" and config.trainer.device == "cpu")
     return FLOAT32 if float32 else BFLOAT16
 
 

@@ -61,29 +61,17 @@ def disk_plan(config: Config, folder: Path, steps: int | None, *, critic: bool, 
     contents = config.actor_rollout_ref.actor.checkpoint.save_contents
     size = read_architecture(policy_model(config))
     adapter = adapter_parameters(model, size)
-    roles = {
-        "actor": SavedRole(
-            role_bytes(contents, adapter or size.parameters, size.parameters + adapter), trainer.max_actor_ckpt_to_keep
-        )
-    }
+    actor_bytes = role_bytes(contents, adapter or size.parameters, size.parameters + adapter)
+    roles = {"actor": SavedRole(actor_bytes, trainer.max_actor_ckpt_to_keep)}
     if critic:
         trained = read_architecture(critic_model(config)).critic_parameters
         without_export = [name for name in contents if name != "hf_model"]
         roles["critic"] = SavedRole(role_bytes(without_export, trained, 0), trainer.max_critic_ckpt_to_keep)
     whole = role_bytes([name for name in contents if name == "hf_model"], 0, size.parameters + adapter)
-    copied = (
-        sum(role.bytes for role in roles.values()) - whole
-        if config.actor_rollout_ref.actor.checkpoint.async_save
-        else 0
-    )
-    return DiskPlan(
-        folder,
-        free_bytes(folder),
-        roles,
-        saves(trainer, steps, saved),
-        answer_bytes(config, steps),
-        copied / trainer.nnodes,
-    )
+    saves_beside = config.actor_rollout_ref.actor.checkpoint.async_save
+    copied = sum(role.bytes for role in roles.values()) - whole if saves_beside else 0
+    written, answers = saves(trainer, steps, saved), answer_bytes(config, steps)
+    return DiskPlan(folder, free_bytes(folder), roles, written, answers, copied / trainer.nnodes)
 
 
 def sft_disk_plan(config: SftConfig, folder: Path, steps: int | None, *, saved: int = 0) -> DiskPlan:

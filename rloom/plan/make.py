@@ -22,14 +22,7 @@ from rloom.errors import ConfigError, ModelError
 from rloom.gpus import smallest_memory
 from rloom.models.limits import check_context
 from rloom.models.source import UnknownSize, read_config
-from rloom.plan.architecture import (
-    FLOAT32,
-    ModelPlan,
-    actor_plan,
-    critic_model,
-    critic_plan,
-    policy_model,
-)
+from rloom.plan.architecture import FLOAT32, ModelPlan, actor_plan, critic_model, critic_plan, policy_model
 from rloom.plan.batches import Batches, batches
 from rloom.plan.disk import DiskPlan, disk_plan
 from rloom.plan.memory import (

@@ -15,7 +15,7 @@ from rloom.errors import ModelError
 from rloom.models.limits import LOGITS_AT_ONCE, UNREDUCED_SHARE
 from rloom.models.source import ModelSource, UnknownSize, read_config
 from rloom.plan import megatron
-from rloom.plan.architecture import BFLOAT16, FAMILIES, FLOAT32, ModelPlan, architecture
+from rloom.plan.architecture import FAMILIES, FLOAT32, ModelPlan, architecture, number_bytes
 from rloom.plan.batches import Batches, largest_share, plan_passes
 from rloom.rollout.limits import PAGE_TOKENS, cache_capacity, wanted_cache_tokens
 from rloom.runtime.placement import ACTOR, REWARD, ROLLOUT
@@ -59,12 +59,11 @@ def reward_plan(config: Config, sizes: Batches) -> RewardPlan | None:
     longest = min(sizes.longest, section.max_length or sizes.longest)
     fields = read_config(ModelSource(path, key), download=False)
     family, parameters, token_numbers = size_of(fields, f"{key}={path}", longest)
-    float32 = fsdp.dtype == "float32" or (fsdp.dtype == "auto" and config.trainer.device == "cpu")
     passes = plan_passes(largest_share(sizes.samples, ranks), section.batching(ranks), longest)
     return RewardPlan(
         family=family,
         parameters=parameters,
-        number_bytes=FLOAT32 if float32 else BFLOAT16,
+        number_bytes=number_bytes(config, fsdp.dtype),
         token_numbers=token_numbers,
         tokens=passes.tokens,
         offloaded=own is None if fsdp.param_offload is None else fsdp.param_offload,
@@ -300,13 +299,8 @@ def memory_of_stage(
         phases[CRITIC_PASSES] = {**in_passes(critic, gpu_bytes), "reference": rest, **actor_rest, **common}
         phases[CRITIC_STEP] = {**in_optimizer_step(critic), "reference": rest, **actor_rest, **common}
     if reward is not None and reward.own_workers is None:
-        phases[REWARD_SCORING] = {
-            **actor_rest,
-            "reference": rest,
-            **critic_rest,
-            **common,
-            "reward model": reward.scoring,
-        }
+        scoring = {**common, "reward model": reward.scoring}
+        phases[REWARD_SCORING] = {**actor_rest, "reference": rest, **critic_rest, **scoring}
     saved = [megatron.in_save(model) for model in (actor, critic) if model is not None and model.megatron is not None]
     if saved:
         others = {"reference": rest, **(actor_rest if actor.megatron is None else {}), **critic_rest}
@@ -346,12 +340,7 @@ def key_value_cache(config: Config, sizes: Batches, actor: ModelPlan, gpu_bytes:
     share = rollout.gpu_memory_utilization
     if rollout.kind.own_model:  # its weights are part of the share
         share = max(0.0, share - sum(weights_copy(config, actor).values()) / gpu_bytes)
-    room = cache_capacity(
-        token_bytes,
-        memory_share=share,
-        total_bytes=gpu_bytes,
-        free_bytes=max(0.0, free_bytes),
-    )
+    room = cache_capacity(token_bytes, memory_share=share, total_bytes=gpu_bytes, free_bytes=max(0.0, free_bytes))
     longest_pages = wanted_cache_tokens(1, 1, sizes.prompt_tokens, sizes.answer_tokens) // PAGE_TOKENS
     return CachePlan(token_bytes, wanted, room, sizes.longest, longest_pages, running)
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rloom.config.base import PassSection
 from rloom.config.derived import Needs, needs_old_logprobs
 from rloom.config.schema import Config
 from rloom.plan import megatron
@@ -110,17 +111,16 @@ def step_time(
 ) -> StepTime:
     links, section = Links(sizes.ranks, config.gpus_per_node), config.actor_rollout_ref
     shared = sizes.ranks // sizes.shares
-    scorings = []
-    if needs_old_logprobs(config, needs.loss):
-        passes = sizes.scoring_passes(section.rollout.batching(sizes.ranks, model_ranks=shared))
-        scorings.append(scoring(OLD_LOGPROBS, sizes, actor, passes, links))
-    if config.scores_reference:
-        passes = sizes.scoring_passes(section.ref.batching(sizes.ranks, model_ranks=shared))
-        scorings.append(scoring("reference", sizes, actor, passes, links))
+
+    def scored(name: str, model: ModelPlan, keys: PassSection) -> Stage:
+        passes = sizes.scoring_passes(keys.batching(sizes.ranks, model_ranks=shared))
+        return scoring(name, sizes, model, passes, links)
+
+    scorings = [scored(OLD_LOGPROBS, actor, section.rollout)] if needs_old_logprobs(config, needs.loss) else []
+    scorings += [scored("reference", actor, section.ref)] if config.scores_reference else []
     updates = [update(ACTOR_UPDATE, sizes, actor, links, memory)]
     if critic is not None:
-        passes = sizes.scoring_passes(config.critic.batching(sizes.ranks, model_ranks=shared))
-        scorings.append(scoring("values", sizes, critic, passes, links))
+        scorings.append(scored("values", critic, config.critic))
         updates.insert(0, update("critic update", sizes, critic, links, memory))
     stages = [generation(config, needs, sizes, actor, memory), *scorings, *updates]
     if sizes.ranks > 1:

@@ -23,7 +23,6 @@ KEY_METRICS: Mapping[str, Sequence[str]] = {
     "tokens/s": ("perf/throughput", "train/tokens_per_s"),
     "memory (GB)": ("perf/max_memory_allocated_gb",),
 }
-TENTHS = 10
 OWN_FOLDER = "trainer.default_local_dir"
 
 Series = Mapping[int, float]  # by step
@@ -109,11 +108,8 @@ def without_own_folder(config: dict[str, Any]) -> dict[str, Any]:
         return config
 
     def within(value: Any) -> Any:
-        return (
-            f"${{{OWN_FOLDER}}}{value[len(own) :]}"
-            if isinstance(value, str) and f"{value}/".startswith(f"{own}/")
-            else value
-        )
+        is_below = isinstance(value, str) and f"{value}/".startswith(f"{own}/")
+        return f"${{{OWN_FOLDER}}}{value.removeprefix(own)}" if is_below else value
 
     return {key: within(value) for key, value in config.items()}
 
@@ -166,10 +162,13 @@ def common_steps(series: Sequence[Series]) -> list[int]:
 
 def tenths(steps: Sequence[int]) -> list[int]:
     """The first step, every tenth of the way, the last step."""
-    last = len(steps) - 1
-    return (
-        [steps[index] for index in sorted({round(last * part / TENTHS) for part in range(TENTHS + 1)})] if steps else []
-    )
+    return [steps[index] for index in spread(len(steps), 11)]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Up to `most` indices below `count`, evenly spread, with the first and the last."""
+    most = max(2, min(most, count))
+    return sorted({round((count - 1) * part / (most - 1)) for part in range(most)}) if count else []
 
 
 BARS = "▁▂▃▄▅▆▇█"

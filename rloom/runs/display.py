@@ -204,7 +204,7 @@ def step_parts(
     failed = metrics.get("reward/failed", 0)
     if failed > 0:
         parts.append(LinePart("failed", str(round(failed))))
-    seconds = _first(SECONDS, metrics)
+    seconds = next((metrics[name] for name in SECONDS if name in metrics), None)
     if seconds is not None:
         parts.append(LinePart(f"{seconds:,.1f} s"))
     return parts
@@ -229,10 +229,6 @@ def validation_parts(
             since = f" ({'start' if when == 0 else f'step {when}'} {shown(before, measure)})"
         parts.append(LinePart(f"{name} {LABELS[measure]}", shown(value, measure) + since))
     return parts
-
-
-def _first(names: tuple[str, ...], metrics: Mapping[str, float]) -> float | None:
-    return next((metrics[name] for name in names if name in metrics), None)
 
 
 def _folded(parts: list[LinePart], width: int | None) -> list[list[LinePart]]:

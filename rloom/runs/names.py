@@ -32,10 +32,7 @@ NAMES = (
         written=True,
     ),
     MetricName(
-        ("ppo_kl",),
-        ("actor/ppo_kl",),
-        "near 0, with either sign: the policy before and after the update",
-        place="kl",
+        ("ppo_kl",), ("actor/ppo_kl",), "near 0, with either sign: the policy before and after the update", place="kl"
     ),
     MetricName(
         ("actor_loss", "policy_loss"),
@@ -58,18 +55,8 @@ NAMES = (
         place="clip_fraction",
         written=True,
     ),
-    MetricName(
-        ("ppo_ratio",),
-        ("actor/ppo_ratio",),
-        "0.8 to 1.2, the mean over tokens",
-        written=True,
-    ),
-    MetricName(
-        ("grad_norm",),
-        ("actor/grad_norm",),
-        "does not grow; the critic's is critic/grad_norm",
-        written=True,
-    ),
+    MetricName(("ppo_ratio",), ("actor/ppo_ratio",), "0.8 to 1.2, the mean over tokens", written=True),
+    MetricName(("grad_norm",), ("actor/grad_norm",), "does not grow; the critic's is critic/grad_norm", written=True),
     MetricName(("entropy",), ("actor/entropy",), "falls slowly", place="entropy"),
     MetricName(("len",), ("response_length/mean",), "is stable", place="len"),
     MetricName(("turns",), ("episode/turns/mean",), "of answers of several turns: is stable", place="turns"),
@@ -94,9 +81,7 @@ NAMES = (
         "above 0: with skip_zero_advantages, the share of answers that have an advantage",
     ),
     MetricName(
-        ("repetition",),
-        ("rollout/repetition",),
-        "below 0.5: the share of groups of four tokens that an answer repeats",
+        ("repetition",), ("rollout/repetition",), "below 0.5: the share of groups of four tokens that an answer repeats"
     ),
     MetricName(("failed",), ("reward/failed",), "absent"),
     MetricName(("epoch",), ("training/epoch",), "of the metric: counted from 0", written=True),
@@ -107,18 +92,8 @@ NAMES = (
     ),
     MetricName(("loss",), ("train/loss",), "of supervised fine-tuning: falls", place="loss"),
     MetricName(("lr",), ("train/lr",), "of supervised fine-tuning: its schedule", place="lr"),
-    MetricName(
-        ("grad_norm",),
-        ("train/grad_norm",),
-        "of supervised fine-tuning: does not grow",
-        place="grad_norm",
-    ),
-    MetricName(
-        ("tokens/s",),
-        ("train/tokens_per_s",),
-        "of supervised fine-tuning: is stable",
-        place="tokens/s",
-    ),
+    MetricName(("grad_norm",), ("train/grad_norm",), "of supervised fine-tuning: does not grow", place="grad_norm"),
+    MetricName(("tokens/s",), ("train/tokens_per_s",), "of supervised fine-tuning: is stable", place="tokens/s"),
 )
 
 

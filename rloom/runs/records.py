@@ -215,8 +215,11 @@ LATEST = 1e11  # seconds since 1970
 LARGEST_PROCESS = 1 << 31  # 0 and negative ones are groups of processes
 
 
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def is_a(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)
+
+
+is_text = is_a(str)
 
 
 def is_number(value: Any) -> bool:
@@ -246,7 +249,7 @@ def are_spans(value: Any) -> bool:
 
 
 STEP: Mapping[str, Check] = {"step": is_whole}
-METRICS: Mapping[str, Check] = {**STEP, "metrics": lambda value: isinstance(value, dict)}
+METRICS: Mapping[str, Check] = {**STEP, "metrics": is_a(dict)}
 # event -> the check of each field that readers rely on; a field that may be missing is None
 FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run": {

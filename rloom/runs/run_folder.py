@@ -167,7 +167,8 @@ def state_of(events: Sequence[Event]) -> RunState:
     updated = events[-1]["time"] if events else None
     status, error = Status.UNKNOWN, None
     if end is not None and end["event"] == "end":
-        status, error = ended(end["status"])
+        as_planned = end["status"] in (Status.FINISHED, Status.INTERRUPTED)
+        status, error = (Status(end["status"]), None) if as_planned else (Status.FAILED, end["status"])
     elif run is not None:
         status = unfinished(run, updated)
     return RunState(
@@ -259,12 +260,6 @@ def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def ended(status: str) -> tuple[Status, str | None]:
-    if status in (Status.FINISHED, Status.INTERRUPTED):
-        return Status(status), None
-    return Status.FAILED, status
-
-
 def unfinished(run: Event, updated: float | None) -> Status:
     """`run`: the event of the process that ran last, which has written no `end`."""
     if run.get("host") == socket.gethostname() and run.get("pid") is not None:
@@ -329,7 +324,7 @@ def summarize(path: Path) -> RunSummary:
             reward,
             accuracies(validations, recorded_measures(events)),
             algorithm_of(config.values),
-            model_of(config.values),
+            _at(config.values, "actor_rollout_ref.model.path") or _at(config.values, "model.path"),
             config.fault,
         )
     except Exception as error:  # any fault of the run's files
@@ -350,10 +345,6 @@ def algorithm_of(config: Mapping[str, Any]) -> str | None:
     if "algorithm" in config:
         return _at(config, "algorithm.adv_estimator")
     return "sft" if "model" in config else None
-
-
-def model_of(config: Mapping[str, Any]) -> str | None:
-    return _at(config, "actor_rollout_ref.model.path") or _at(config, "model.path")
 
 
 def accuracies(validations: Mapping[int, Mapping[str, float]], recorded: Mapping[str, str]) -> dict[str, Accuracy]:

@@ -100,13 +100,8 @@ def megatron_changes(config: Config, sizes: Sizes) -> dict[str, Any]:
     experts."""
     changes: dict[str, Any] = {}
     for path, role, name in ((ACTOR, config.actor_rollout_ref.actor, "actor"), (CRITIC, config.critic, "critic")):
-        tensor, pipeline = megatron_sizes(role, sizes.ranks(name))
-        changes |= {
-            f"{path}.megatron.tensor_model_parallel_size": tensor,
-            f"{path}.megatron.pipeline_model_parallel_size": pipeline,
-            f"{path}.megatron.expert_model_parallel_size": 1,
-            f"{path}.megatron.expert_tensor_parallel_size": None,
-        }
+        own = (*megatron_sizes(role, sizes.ranks(name)), 1, None)
+        changes |= {f"{path}.megatron.{size}": value for size, value in zip(SIZES, own, strict=True)}
     return changes | dict.fromkeys((f"{REF}.megatron.{name}" for name in SIZES), None)
 
 
@@ -392,11 +387,11 @@ def defaults(section: str) -> dict[str, Any]:
 
 def description(config: Config, changes: Mapping[str, Any], available: Available) -> str:
     worth_a_line = {path: value for path, value in changes.items() if not is_key_of_replaced_server(path, changes)}
-    notes = {**server_notes(config), **worker_notes(config, available, smoke_workers(config, available))}
+    notes = {**server_notes(config), **worker_notes(config, smoke_workers(config, available))}
     return replaced_text(config, worth_a_line, {**notes, f"{ROLLOUT}.name": engine_note(config, available)})
 
 
-def worker_notes(config: RunConfig, available: Available, workers: int) -> dict[str, str]:
+def worker_notes(config: RunConfig, workers: int) -> dict[str, str]:
     """Why there is one process where two workers are usual."""
     if workers == min(config.workers, MAX_WORKERS):
         return {}
@@ -443,7 +438,7 @@ def smoke_settings(config: SftConfig) -> list[str]:
     workers = min(config.workers, MAX_WORKERS) if config.uses_torchrun else smoke_workers(config, available)
     wanted = sft_replacements(config, workers) | device_changes(config, available, workers)
     changes = {key: value for key, value in wanted.items() if value_at(config, key) != value}
-    print(replaced_text(config, changes, worker_notes(config, available, workers)), flush=True)
+    print(replaced_text(config, changes, worker_notes(config, workers)), flush=True)
     return [f"++{key}={override_value(value)}" for key, value in changes.items()]
 
 

@@ -222,29 +222,16 @@ FLAGS = {
         "GPUs of this machine; not given: all visible ones, or 1 for the embedded task",
         variable="N_GPUS",
     ),
-    "reward_model": Setting(
-        "reward_model.path",
-        "reward model: folder or hub name",
-        variable="REWARD_MODEL_PATH",
-    ),
+    "reward_model": Setting("reward_model.path", "reward model: folder or hub name", variable="REWARD_MODEL_PATH"),
     "use_api_reward": Setting(
-        f"{JUDGE}.enable",
-        f"score answers with an API judge; {JUDGE_FILE} has its other keys",
-        takes_value=False,
+        f"{JUDGE}.enable", f"score answers with an API judge; {JUDGE_FILE} has its other keys", takes_value=False
     ),
-    "rm_api_type": Setting(
-        f"{JUDGE}.type",
-        "provider of the judge: dashscope (default), openai, gemini, claude",
-    ),
+    "rm_api_type": Setting(f"{JUDGE}.type", "provider of the judge: dashscope (default), openai, gemini, claude"),
     "rm_model": Setting(f"{JUDGE}.model", "model of the judge"),
-    "rm_prompt_preset": Setting(
-        f"{JUDGE}.preset",
-        "prompts of the judge: math, code, dialogue, safety",
-    ),
+    "rm_prompt_preset": Setting(f"{JUDGE}.preset", "prompts of the judge: math, code, dialogue, safety"),
     "rm_system_prompt": Setting(f"{JUDGE}.system_prompt", "system prompt of the judge"),
     "rm_scoring_prompt": Setting(
-        f"{JUDGE}.scoring_prompt",
-        "scoring prompt, with {prompt}, {response} and {ground_truth}",
+        f"{JUDGE}.scoring_prompt", "scoring prompt, with {prompt}, {response} and {ground_truth}"
     ),
 }
 FLAGS |= {name: short(name) for name in SHORT_NAMES if name not in (*FLAGS, "batch")}

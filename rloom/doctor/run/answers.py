@@ -15,6 +15,7 @@ from rloom.doctor.run.history import (
     Series,
     Trend,
     correlation_of_changes,
+    rounded,
 )
 from rloom.doctor.run.numerics import TOO_FAST, lower_learning_rate
 
@@ -30,6 +31,7 @@ FOLLOWS = 0.8  # correlation of the changes of reward and length from step to st
 LONGEST, LONGEST_PROMPT = "data.max_response_length", "data.max_prompt_length"
 LOOK = Change("trainer.log_val_generations", 5, "look at the answers", "higher")
 CLOSER = Change(f"{ACTOR}.use_kl_loss", True, "stay closer to the reference")
+WARMER = Change(f"{ROLLOUT}.temperature", 1.0, "answers that differ", "higher")
 PENALTY = Change("reward_model.overlong_buffer.enable", True, "a penalty on answers near the limit")
 
 
@@ -96,11 +98,8 @@ PROMPTS_CUT = Fault(
 
 def prompts_cut(history: History) -> Finding | None:
     mean, limit = history.series("prompt_length/mean"), history.number("data.max_prompt_length", math.inf)
-    if (
-        len(mean) < FEWEST_STEPS
-        or history.config.get("data.truncation", "error") == "error"
-        or mean.mean < 0.95 * limit
-    ):
+    cuts = history.config.get("data.truncation", "error") != "error"
+    if not cuts or len(mean) < FEWEST_STEPS or mean.mean < 0.95 * limit:
         return None
     evidence = [
         f"prompts have {mean.mean:.0f} tokens on average, and data.max_prompt_length={limit:g} cuts longer ones"
@@ -202,13 +201,7 @@ NEVER_RIGHT = (
         lambda history: not (len(history.validation) and history.validation.values[0] >= VALIDATED),
     ),
 )
-LOW_SCORE = Fault(
-    "low_score",
-    Severity.ERROR,
-    "Almost no answer scores, from the first step on",
-    NEVER_RIGHT,
-    (SCORE,),
-)
+LOW_SCORE = Fault("low_score", Severity.ERROR, "Almost no answer scores, from the first step on", NEVER_RIGHT, (SCORE,))
 
 
 def unlearns(history: History) -> bool:
@@ -235,7 +228,7 @@ SAMPLING_RANDOM = Fault(
         Cause(
             "the sampling temperature is too high for this model",
             advice=lambda history: [
-                Change(f"{ROLLOUT}.temperature", rounded_half(history), "less random answers", "lower")
+                Change(f"{ROLLOUT}.temperature", half_temperature(history), "less random answers", "lower")
             ],
         ),
     ),
@@ -243,8 +236,8 @@ SAMPLING_RANDOM = Fault(
 )
 
 
-def rounded_half(history: History) -> float:
-    return min(1.0, float(f"{history.number(f'{ROLLOUT}.temperature', 1.0) / 2:.1g}"))
+def half_temperature(history: History) -> float:
+    return min(1.0, rounded(history.number(f"{ROLLOUT}.temperature", 1.0) / 2))
 
 
 def sampling_random(history: History) -> Finding | None:
@@ -279,14 +272,8 @@ def same_answers(history: History) -> Support:
 
 
 def free_sampling(history: History) -> list[Advice]:
-    return [
-        Change(f"{ROLLOUT}.temperature", 1.0, "answers that differ", "higher"),
-        *(
-            [Change(f"{ROLLOUT}.top_p", 1.0, "answers that differ", "higher")]
-            if f"{ROLLOUT}.top_p" in history.config
-            else []
-        ),
-    ]
+    nucleus = Change(f"{ROLLOUT}.top_p", 1.0, "answers that differ", "higher")
+    return [WARMER, nucleus] if nucleus.key in history.config else [WARMER]
 
 
 def prompt_alone(history: History) -> Support:
@@ -360,10 +347,8 @@ def equal_groups(history: History) -> Finding | None:
         return None
     equal, score = share.tail.mean, history.series(SCORE)
     evidence = [
-        (
-            f"rollout/equal_groups: {equal:.0%} of the prompts of the last {len(share.tail)} steps have answers with "
-            "equal scores, whose advantage is 0"
-        )
+        f"rollout/equal_groups: {equal:.0%} of the prompts of the last {len(share.tail)} steps have answers with "
+        "equal scores, whose advantage is 0"
     ]
     if len(score):
         evidence.append(f"{SCORE}: {score.tail.mean:.3g} in these steps")
@@ -388,12 +373,8 @@ def needed_length(history: History) -> int:
     limit, share = history.number(LONGEST, 512), history.series("response_length/clip_ratio").tail.mean
     most = 8 if limit < 256 else 4 if limit < 2048 else 2
     factor = min(most, math.log(CUT_IN_THE_END) / math.log(min(share, 0.99)))
-    return int(
-        min(
-            math.ceil(factor * limit / 8) * 8,
-            max(context(history) - history.number("data.max_prompt_length", 0), limit),
-        )
-    )
+    room = max(context(history) - history.number("data.max_prompt_length", 0), limit)
+    return int(min(math.ceil(factor * limit / 8) * 8, room))
 
 
 def cut_from_the_start(history: History) -> Support:
@@ -428,10 +409,8 @@ def answers_cut(history: History) -> Finding | None:
         return None
     limit = int(history.number(LONGEST, 512))
     evidence = [
-        (
-            f"response_length/clip_ratio: {cut.tail.mean:.0%} of the answers of the last {len(cut.tail)} steps reach "
-            f"{LONGEST}={limit}; {cut.values[0]:.0%} in step {cut.steps[0]}"
-        )
+        f"response_length/clip_ratio: {cut.tail.mean:.0%} of the answers of the last {len(cut.tail)} steps reach "
+        f"{LONGEST}={limit}; {cut.values[0]:.0%} in step {cut.steps[0]}"
     ]
     all_cut = min(cut.head.mean, cut.tail.mean) > CUT_ALMOST_ALL and not history.score_rises
     return CUT.found(
@@ -470,7 +449,7 @@ REPETITION = Fault(
         Cause(
             "the temperature is too low for this model",
             lambda history: history.number(f"{ROLLOUT}.temperature", 1.0) < 0.7,
-            lambda history: [Change(f"{ROLLOUT}.temperature", 1.0, "answers that differ", "higher")],
+            lambda history: [WARMER],
         ),
     ),
     ("rollout/repetition",),
@@ -482,10 +461,8 @@ def repetition(history: History) -> Finding | None:
     if len(repeated) < FEWEST_STEPS or repeated.tail.mean <= REPEATED:
         return None
     evidence = [
-        (
-            f"rollout/repetition: {repeated.tail.mean:.0%} of the groups of four tokens occurred before in the same "
-            f"answer in the last {len(repeated.tail)} steps; {repeated.values[0]:.0%} in step {repeated.steps[0]}"
-        )
+        f"rollout/repetition: {repeated.tail.mean:.0%} of the groups of four tokens occurred before in the same "
+        f"answer in the last {len(repeated.tail)} steps; {repeated.values[0]:.0%} in step {repeated.steps[0]}"
     ]
     from_the_start = bool(repeats_from_the_start(history))
     return REPETITION.found(

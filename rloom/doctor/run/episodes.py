@@ -85,11 +85,7 @@ def ends_at(name: str) -> Cause:
 
 
 AT_LIMITS = Fault(
-    "episodes_at_limit",
-    Severity.WARNING,
-    "Episodes end at a limit",
-    tuple(map(ends_at, LIMITS)),
-    tuple(LIMITS),
+    "episodes_at_limit", Severity.WARNING, "Episodes end at a limit", tuple(map(ends_at, LIMITS)), tuple(LIMITS)
 )
 
 

@@ -5,7 +5,7 @@ A trend compares the beginning of a metric with its end, in units of its own sca
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -56,6 +56,17 @@ class Series:
     def __len__(self) -> int:
         return len(self.values)
 
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[int, float]]) -> "Series":
+        """`pairs`: (step, value)."""
+        kept = list(pairs)
+        return cls(tuple(step for step, _ in kept), tuple(value for _, value in kept))
+
+    @property
+    def pairs(self) -> Iterator[tuple[int, float]]:
+        """(step, value)"""
+        return zip(self.steps, self.values, strict=True)
+
     @property
     def span(self) -> tuple[int, int]:
         return self.steps[0], self.steps[-1]
@@ -81,8 +92,7 @@ class Series:
         return Series(self.steps[-self.third :], self.values[-self.third :])
 
     def after(self, step: int) -> "Series":
-        kept = [place for place, number in enumerate(self.steps) if number > step]
-        return Series(tuple(self.steps[i] for i in kept), tuple(self.values[i] for i in kept))
+        return Series.of(pair for pair in self.pairs if pair[0] > step)
 
     @property
     def scatter(self) -> float:
@@ -149,15 +159,12 @@ class History:
     @cached_property
     def columns(self) -> dict[str, Series]:
         """Each metric over the steps that have it; a value that is not finite is left out."""
-        found: dict[str, tuple[list[int], list[float]]] = {}
+        found: dict[str, list[tuple[int, float]]] = defaultdict(list)
         for record in self.metrics:
-            step = int(record["step"])
             for name, value in record.items():
-                if math.isfinite(value):
-                    steps, values = found.setdefault(name, ([], []))
-                    steps.append(step)
-                    values.append(value)
-        return {name: Series(tuple(steps), tuple(values)) for name, (steps, values) in found.items() if name != "step"}
+                if name != "step" and math.isfinite(value):
+                    found[name].append((int(record["step"]), value))
+        return {name: Series.of(pairs) for name, pairs in found.items()}
 
     def series(self, *names: str) -> Series:
         """Of the first name that was measured, over training steps."""
@@ -175,9 +182,9 @@ class History:
         found: dict[int, list[float]] = defaultdict(list)
         for name, series in self.columns.items():
             if name.startswith("val-core/") and "/acc/" in name:
-                for step, value in zip(series.steps, series.values, strict=True):
+                for step, value in series.pairs:
                     found[step].append(value)
-        return Series(tuple(sorted(found)), tuple(fmean(found[step]) for step in sorted(found)))
+        return Series.of((step, fmean(found[step])) for step in sorted(found))
 
     def matching(self, prefix: str, suffix: str = "") -> dict[str, Series]:
         names = [name for name in self.columns if name.startswith(prefix) and name.endswith(suffix)]
@@ -265,8 +272,7 @@ class History:
             return own if own.values != score.values else Series()
         if not self.has_own_reward or not self.samples.by_rule:
             return Series()
-        steps = self.samples.right_by_step
-        return Series(tuple(sorted(steps)), tuple(steps[step] for step in sorted(steps)))
+        return Series.of(sorted(self.samples.right_by_step.items()))
 
     @property
     def scores_are_accuracies(self) -> bool:
@@ -278,9 +284,7 @@ class History:
 
     def largest(self, name: str) -> tuple[int, float] | None:
         """Step and value of the largest amount of a metric."""
-        series = self.series(name)
-        pairs = zip(series.steps, series.values, strict=True)
-        return max(pairs, key=lambda pair: abs(pair[1]), default=None)
+        return max(self.series(name).pairs, key=lambda pair: abs(pair[1]), default=None)
 
 
 def rounded(value: float) -> float:
@@ -290,5 +294,4 @@ def rounded(value: float) -> float:
 
 def figures(series: Series) -> str:
     """`0.31 (step 3), 0.42 (step 4), 0.4 (step 5)`: at most three, the last ones."""
-    shown = zip(series.steps[-3:], series.values[-3:], strict=True)
-    return ", ".join(f"{value:.3g} (step {step})" for step, value in shown)
+    return ", ".join(f"{value:.3g} (step {step})" for step, value in [*series.pairs][-3:])

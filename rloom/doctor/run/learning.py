@@ -6,9 +6,9 @@ from statistics import fmean
 from rloom.algos.ranges import SMALL, model_path, parameters
 from rloom.doctor.run.answers import CLOSER
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
-from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, Series
-from rloom.doctor.run.numerics import TOO_MANY, large_update, learning_rate_key, lower_learning_rate, ten_times_lower
-from rloom.doctor.run.policy import TINY_REWARDS, flat_score
+from rloom.doctor.run.history import FEWEST_CERTAIN, FEWEST_STEPS, ROLLOUT, SCORE, History, Series, rounded
+from rloom.doctor.run.numerics import MAYBE_TOO_FAST, TOO_MANY, large_update, learning_rate_key, lower_learning_rate
+from rloom.doctor.run.policy import TINY_REWARDS, few_answers, flat_score
 from rloom.doctor.run.reward import RISE, extremes
 
 COLLAPSED = 0.25  # of the height above the lowest score that the first steps had
@@ -26,7 +26,7 @@ COLLAPSE = Fault(
         Cause(
             "the learning rate is too high: after a few large updates the policy no longer solves the task",
             lambda history: large_update(history) or True,
-            ten_times_lower,
+            lambda history: [lower_learning_rate(history, 10.0)],
         ),
         Cause(
             "a resumed run has other data, another reward or a damaged model",
@@ -56,7 +56,7 @@ def reward_collapse(history: History) -> Finding | None:
     if better_in_validation(history, step):
         return None
     limit = lowest + COLLAPSED * (best - lowest)
-    begin = next(s for s, v in zip(score.steps, score.values, strict=True) if s > step and v <= limit)
+    begin = next(s for s, v in score.pairs if s > step and v <= limit)
     evidence = [
         f"{SCORE}: {best:.3g} in step {step}, {score.values[score.steps.index(begin)]:.3g} in step {begin}, "
         f"{fmean(late):.3g} on average from step {score.steps[len(score) // 2]} on"
@@ -71,10 +71,6 @@ def no_kl(history: History) -> Support:
     )
 
 
-def few_answers(history: History) -> Support:
-    return (history.answers_per_step or 0) < 256
-
-
 def more_answers(history: History) -> list[Advice]:
     n = int(history.number(f"{ROLLOUT}.n", 4))
     return [Change(f"{ROLLOUT}.n", max(8, 2 * n), "less noise in the advantages")]
@@ -85,11 +81,7 @@ FALLS = Fault(
     Severity.WARNING,
     "The reward has fallen since its peak",
     (
-        Cause(
-            "the learning rate is too high",
-            lambda history: large_update(history) or True,
-            lambda history: [lower_learning_rate(history)],
-        ),
+        MAYBE_TOO_FAST,
         Cause("the policy is too far from the reference: no KL term, or a small one", no_kl, lambda history: [CLOSER]),
         Cause("advantages are noisy: few answers in a step", few_answers, more_answers),
     ),
@@ -189,11 +181,9 @@ def other_problems(history: History) -> Support:
 
 def several_epochs(history: History) -> Support:
     epoch = history.series("training/epoch")
-    return (
-        f"epoch {epoch.values[-1] + 1:.0f}: the prompts were seen before"
-        if len(epoch) and epoch.values[-1] > 0
-        else True
-    )
+    if not len(epoch) or epoch.values[-1] == 0:
+        return True
+    return f"epoch {epoch.values[-1] + 1:.0f}: the prompts were seen before"
 
 
 APART = Fault(
@@ -251,7 +241,7 @@ def same_validations(history: History) -> Support:
 
 def higher_rate(history: History) -> list[Advice]:
     key = learning_rate_key(history)
-    return [Change(key, float(f"{3 * history.number(key, 1e-6):.1g}"), "a learning rate 3 times higher")]
+    return [Change(key, rounded(3 * history.number(key, 1e-6)), "a learning rate 3 times higher")]
 
 
 def never_trained(history: History) -> Support:

@@ -20,20 +20,8 @@ VALIDATION = "val-core/"
 READ = (  # prefixes of the metrics that checks read; a step has about a hundred
     *("actor/entropy", "actor/grad_norm", "actor/kl_", "actor/lr", "actor/nonfinite", "actor/pg_clipfrac"),
     *("actor/ppo_", "actor/reward_kl_penalty", "critic/nonfinite", "critic/score/", "critic/values/mean", "critic/vf_"),
-    *(
-        "perf/max_memory_allocated_gb",
-        "prompt_length/",
-        "response_length/",
-        "reward/",
-        "rollout/",
-        "rollout_corr/",
-        "timing_s/",
-        "train/",
-        "training/epoch",
-        "training/off_policy/",
-        "training/wait_s",
-        VALIDATION,
-    ),
+    *("perf/max_memory_allocated_gb", "prompt_length/", "response_length/", "reward/", "rollout/", "rollout_corr/"),
+    *("timing_s/", "train/", "training/epoch", "training/off_policy/", "training/wait_s", VALIDATION),
 )
 
 

@@ -33,14 +33,14 @@ def grad_clip_key(history: History) -> str:
     return "optim.clip_grad" if history.is_supervised else f"{ACTOR}.grad_clip"
 
 
+def dtype_key(history: History) -> str:
+    return "engine.dtype" if history.is_supervised else f"{ACTOR}.fsdp_config.dtype"
+
+
 def lower_learning_rate(history: History, factor: float = 2.0) -> Change:
     key = learning_rate_key(history)
     why = LOWER_LR if factor == 2.0 else f"a learning rate {factor:g} times lower"
     return Change(key, rounded(history.number(key, 1e-6) / factor), why)
-
-
-def ten_times_lower(history: History) -> list[Advice]:
-    return [lower_learning_rate(history, 10.0)]
 
 
 def half_rate(history: History) -> list[Advice]:
@@ -54,15 +54,10 @@ def large_update(history: History) -> Support:
         return True
     step, value = largest
     if abs(value) > PPO_KL_HIGH:
-        first = next(s for s, v in zip(*steps_and_values(history, "actor/ppo_kl"), strict=True) if abs(v) > PPO_KL_HIGH)
+        first = next(s for s, v in history.series("actor/ppo_kl").pairs if abs(v) > PPO_KL_HIGH)
         return f"actor/ppo_kl is {value:.3g} in step {step} (near 0 is healthy), first beyond 0.1 in step {first}"
     # with one update in a step it is 0 by definition
     return abs(value) > PPO_KL_HIGH / 10 or history.updates_per_step <= 1 or len(history.steps) < FEWEST_STEPS
-
-
-def steps_and_values(history: History, name: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    series = history.series(name)
-    return series.steps, series.values
 
 
 def many_updates(history: History) -> Support:
@@ -91,11 +86,8 @@ def normalised(history: History) -> list[Advice]:
 
 
 TOO_FAST = Cause("the learning rate is too high", large_update, half_rate)
+MAYBE_TOO_FAST = Cause(TOO_FAST.text, lambda history: large_update(history) or True, half_rate)
 TOO_MANY = Cause("too many updates on one batch", many_updates, one_epoch)
-
-
-def is_supervised(history: History) -> Support:
-    return history.is_supervised
 
 
 def rate_of_nan(history: History) -> Support:
@@ -122,11 +114,7 @@ NONFINITE = Fault(
             "activations overflow in the model's data type",
             lambda history: "32" not in str(history.config.get(f"{ACTOR}.fsdp_config.dtype", "")),
             lambda history: [
-                Change(
-                    "engine.dtype" if history.is_supervised else f"{ACTOR}.fsdp_config.dtype",
-                    "float32",
-                    "a wider range of numbers",
-                ),
+                Change(dtype_key(history), "float32", "a wider range of numbers"),
                 Change(grad_clip_key(history), 1.0, "clip gradients", "lower"),
             ],
         ),
@@ -143,10 +131,15 @@ FAILED = Fault(
 )
 
 
+def smaller_passes(history: History) -> list[Advice]:
+    tokens = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    return [Change(tokens, int(history.number(tokens, 16384) / 2), "smaller passes")]
+
+
 def smaller_memory(history: History) -> list[Advice]:
-    tokens, share = f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.gpu_memory_utilization"
+    share = f"{ROLLOUT}.gpu_memory_utilization"
     return [
-        Change(tokens, int(history.number(tokens, 16384) / 2), "smaller passes"),
+        *smaller_passes(history),
         Change(share, rounded(history.number(share, 0.5) * 0.8), "a smaller cache"),
         Change(f"{ACTOR}.fsdp_config.optimizer_offload", True, "moments on the host"),
     ]
@@ -169,10 +162,10 @@ GRADIENT = Fault(
     "The gradient norm is far too large",
     (
         Cause("rewards are far outside of -1 to 1, and the advantages are not normalised", large_rewards, normalised),
-        Cause("the learning rate is too high", lambda history: large_update(history) or True, half_rate),
+        MAYBE_TOO_FAST,
         TOO_MANY,
-        Cause("some rows are damaged or very long: `rloom data check FILE`", is_supervised),
-        Cause("the weights of the model are damaged", is_supervised),
+        Cause("some rows are damaged or very long: `rloom data check FILE`", lambda history: history.is_supervised),
+        Cause("the weights of the model are damaged", lambda history: history.is_supervised),
     ),
     ("actor/grad_norm", "train/grad_norm"),
 )
@@ -199,18 +192,18 @@ def nonfinite(history: History) -> Finding | None:
     evidence: list[str] = []
     steps: list[int] = []
     for name, series in history.matching("", "/nonfinite_updates").items():
-        wrong = [(step, int(value)) for step, value in zip(series.steps, series.values, strict=True) if value > 0]
+        wrong = [(step, int(value)) for step, value in series.pairs if value > 0]
         if wrong:
             steps += [step for step, _ in wrong]
             total, first = sum(number for _, number in wrong), wrong[0][0]
             evidence.append(f"{name}: {total} updates in {len(wrong)} steps were skipped, the first in step {first}")
-    if is_error_about(history, NOT_FINITE):
+    ended = is_error_about(history, NOT_FINITE)
+    if ended:
         last = max(history.steps, default=0) + 1
         steps.append(last)
         evidence.append(ending(history, last))
     if not evidence:
         return None
-    ended = is_error_about(history, NOT_FINITE)
     rare = not ended and is_rare(set(steps), history)
     return NONFINITE.found(
         history,
@@ -276,7 +269,7 @@ def gradient_explosion(history: History) -> Finding | None:
 
 def learning_rate_zero(history: History) -> Finding | None:
     rate = history.series("actor/lr", "train/lr")
-    zero = [step for step, value in zip(rate.steps, rate.values, strict=True) if value <= LR_ZERO]
+    zero = [step for step, value in rate.pairs if value <= LR_ZERO]
     if len(rate) < FEWEST_STEPS or len(zero) <= len(rate) / 2:
         return None
     evidence = [f"the learning rate is 0 in {len(zero)} of {len(rate)} steps: {figures(rate)}"]
@@ -400,8 +393,8 @@ def waits_for_the_limit(history: History) -> Support:
 def programs_reach_the_limit(history: History) -> Support:
     """Steps in which a program ran into its time limit wait for it, the others do not."""
     share = history.series(OUT_OF_TIME, f"reward/{RULE_PART}/{OUT_OF_TIME.removeprefix('reward/')}")
-    seconds = dict(zip(*steps_and_values(history, "timing_s/reward"), strict=True))
-    pairs = [(seconds[step], value) for step, value in zip(share.steps, share.values, strict=True) if step in seconds]
+    seconds = dict(history.series("timing_s/reward").pairs)
+    pairs = [(seconds[step], value) for step, value in share.pairs if step in seconds]
     waits, others = [s for s, value in pairs if value > 0], [s for s, value in pairs if value == 0]
     limit_s = program_limit_s(history)
     if len(waits) < FEWEST_WAITS or median(waits) < max(limit_s / 2, 2 * median(others or [0.0])):
@@ -450,15 +443,11 @@ def rarer_checkpoints(history: History) -> list[Advice]:
     return [Change("trainer.save_freq", 10 * max(int(history.number("trainer.save_freq", 1)), 1), "save less often")]
 
 
-def is_slow(engine: str) -> bool:
-    return engine in ROLLOUTS and ROLLOUTS[engine].speed == SLOW_ENGINE
-
-
 def faster_generation(history: History) -> list[Advice]:
-    longest = "data.max_response_length"
+    longest, engine = "data.max_response_length", ROLLOUTS.get(str(history.config.get(f"{ROLLOUT}.name")))
     faster = Change(f"{ROLLOUT}.name", "native", "faster than hf")
     return [
-        *([faster] if is_slow(str(history.config.get(f"{ROLLOUT}.name"))) else []),
+        *([faster] if engine is not None and engine.speed == SLOW_ENGINE else []),
         Change(f"{ROLLOUT}.max_num_seqs", 1024, "more sequences at a time", "higher"),
         Change(longest, max(1, int(history.number(longest, 512) / 2)), "shorter answers"),
     ]
@@ -471,18 +460,17 @@ HANGS = Cause(
         Change(REWARD_LIMIT, rounded(history.number(REWARD_LIMIT, 10.0) / 5), "wait less for answers that hang")
     ],
 )
-STUCK_PROGRAMS = Cause(
-    "programs of a few answers run into their time limit, and the step waits for them",
-    programs_reach_the_limit,
-    shorter_programs,
-)
 SLOW = Fault(
     "slow_stage",
     Severity.NOTE,
     "One stage takes most of the time",
     (
         HANGS,
-        STUCK_PROGRAMS,
+        Cause(
+            "programs of a few answers run into their time limit, and the step waits for them",
+            programs_reach_the_limit,
+            shorter_programs,
+        ),
         Cause(
             "the reward function or the judge is slow, or too few of them run at a time",
             lambda history: is_stage("reward")(history) and not waits_for_a_limit(history),
@@ -509,11 +497,6 @@ SLOW = Fault(
     ),
     ("timing_s/step",),
 )
-
-
-def smaller_passes(history: History) -> list[Advice]:
-    tokens = f"{ACTOR}.ppo_max_token_len_per_gpu"
-    return [Change(tokens, int(history.number(tokens, 16384) / 2), "smaller passes")]
 
 
 def longer_answers(history: History) -> Support:
@@ -544,10 +527,8 @@ def slow_stage(history: History) -> Finding | None:
     stage, share, mean, whole = found
     steps = history.series("timing_s/step")
     evidence = [
-        (
-            f"timing_s/{stage}: {share:.0%} of the time, {mean:.3g} of {whole:.3g} s a step "
-            f"(up to {LARGEST_SHARE[stage]:.0%} is usual)"
-        )
+        f"timing_s/{stage}: {share:.0%} of the time, {mean:.3g} of {whole:.3g} s a step "
+        f"(up to {LARGEST_SHARE[stage]:.0%} is usual)"
     ]
     certain = len(steps) >= FEWEST_CERTAIN and share > (1 + LARGEST_SHARE[stage]) / 2
     return SLOW.found(history, (steps.steps[1], steps.steps[-1]), evidence, certain=certain)
@@ -568,9 +549,7 @@ def memory_growth(history: History) -> Finding | None:
     start, end = memory.steps[memory.third], memory.steps[-1]
     a_step = 1024 * (later[-1] - later[0]) / max(end - start, 1)
     evidence = [
-        (
-            f"perf/max_memory_allocated_gb: {later[0]:.3g} in step {start}, {later[-1]:.3g} in step {end}, "
-            f"{a_step:.3g} MB more in each step"
-        )
+        f"perf/max_memory_allocated_gb: {later[0]:.3g} in step {start}, {later[-1]:.3g} in step {end}, "
+        f"{a_step:.3g} MB more in each step"
     ]
     return MEMORY.found(history, (start, end), evidence, certain=growth > 2 * MEMORY_GROWTH)

@@ -137,7 +137,7 @@ ENTROPY_LOW = Fault(
             lambda history: never_entropy(history) and history.number(f"{ROLLOUT}.temperature", 0.0) < COLD,
             warmer,
         ),
-        Cause("the learning rate is too high", large_update, lambda history: [lower_learning_rate(history)]),
+        TOO_FAST,
         Cause("the reward pays for one answer, whatever the prompt is", lambda history: not never_entropy(history)),
         Cause(
             "no term of the loss keeps the entropy up",
@@ -185,10 +185,8 @@ def kl_high(history: History) -> Finding | None:
     if len(kl) < FEWEST_STEPS or kl.tail.mean <= KL_HIGH:
         return None
     evidence = [
-        (
-            f"KL to the reference: {kl.tail.mean:.3g} on average over the last {len(kl.tail)} steps "
-            f"(0.001 to 0.1 is healthy): {figures(kl)}"
-        )
+        f"KL to the reference: {kl.tail.mean:.3g} on average over the last {len(kl.tail)} steps "
+        f"(0.001 to 0.1 is healthy): {figures(kl)}"
     ]
     certain = len(kl) >= FEWEST_CERTAIN and min(kl.tail.values) > KL_CERTAIN
     return KL_FAULT.found(history, kl.tail.span, evidence, certain=certain)
@@ -207,8 +205,7 @@ def clip_high(history: History) -> Finding | None:
     for name, (low, high, healthy) in limits.items():
         series = history.series(name)
         measured = max(measured, len(series))
-        pairs = list(zip(series.steps, series.values, strict=True))
-        outside = [(step, value) for step, value in pairs if not low <= value <= high]
+        outside = [(step, value) for step, value in series.pairs if not low <= value <= high]
         if len(series) < FEWEST_STEPS or len(outside) < max(2, LARGE_SHARE * len(series)):
             continue
         bad |= {step for step, _ in outside}
@@ -285,10 +282,9 @@ def rollout_mismatch(history: History) -> Finding | None:
         return None
     figure, threshold = history.series(FIGURE), history.number(THRESHOLD_KEY, MISMATCH_DEFAULT)
     ages = history.series("training/off_policy/trajectory_staleness_worst/max")
-    older = {step for step, age in zip(ages.steps, ages.values, strict=True) if age > 0}  # than the trainer's weights
-    kept = [pair for pair in zip(figure.steps, figure.values, strict=True) if pair[0] not in older]
-    figure = Series(tuple(step for step, _ in kept), tuple(value for _, value in kept))
-    above = [(step, value) for step, value in zip(figure.steps, figure.values, strict=True) if value > threshold]
+    older = {step for step, age in ages.pairs if age > 0}  # than the trainer's weights
+    figure = Series.of(pair for pair in figure.pairs if pair[0] not in older)
+    above = [(step, value) for step, value in figure.pairs if value > threshold]
     if len(above) < FEWEST_STEPS:  # a single step may have a rare token
         return None
     since_first = 2 * len(above) >= len(figure.after(above[0][0] - 1))
@@ -385,32 +381,27 @@ def smaller_scores(history: History) -> list[Advice]:
     ]
 
 
+def few_answers(history: History) -> Support:
+    return (history.answers_per_step or 0) < 256
+
+
+def larger_batch(history: History) -> list[Advice]:
+    size = int(2 * history.number("data.train_batch_size", 256))
+    return [Change("data.train_batch_size", size, "more answers in a step")]
+
+
 CRITIC_STUCK = Fault(
     "critic_stuck",
     Severity.WARNING,
     "The critic does not learn",
     (
-        Cause(
-            "rewards are far outside of ± critic.cliprange_value",
-            beyond_clip,
-            smaller_scores,
-        ),
+        Cause("rewards are far outside of ± critic.cliprange_value", beyond_clip, smaller_scores),
         Cause("the critic's learning rate is too low; about ten times the actor's is usual", advice=higher_critic_rate),
         Cause(
             "the policy changes before the critic has learned the rewards",
             advice=lambda history: [Change("trainer.critic_warmup", 10, "train the critic alone at first", "higher")],
         ),
-        Cause(
-            "too few answers in a step",
-            lambda history: (history.answers_per_step or 0) < 256,
-            lambda history: [
-                Change(
-                    "data.train_batch_size",
-                    int(2 * history.number("data.train_batch_size", 256)),
-                    "more answers in a step",
-                )
-            ],
-        ),
+        Cause("too few answers in a step", few_answers, larger_batch),
     ),
     ("critic/vf_loss",),
 )

@@ -108,7 +108,7 @@ def finding_lines(number: int, finding: Finding) -> Iterator[Line]:
             yield f"     {place}. {text}", ""
     if finding.advice:
         yield (
-            ("   What this run has learned cannot be used: begin again with" if finding.begin_again else "   Try"),
+            "   What this run has learned cannot be used: begin again with" if finding.begin_again else "   Try",
             "bold",
         )
         for advice in finding.advice:

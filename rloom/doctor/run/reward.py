@@ -34,11 +34,7 @@ def extremes(history: History) -> tuple[Series, Series] | None:
 
 
 REWARD_ZERO = Fault(
-    "reward_zero",
-    Severity.ERROR,
-    "Every reward is 0: nothing to learn from",
-    NEVER_RIGHT,
-    ("critic/score/max",),
+    "reward_zero", Severity.ERROR, "Every reward is 0: nothing to learn from", NEVER_RIGHT, ("critic/score/max",)
 )
 
 
@@ -165,7 +161,7 @@ FAILURES = Fault(
 def reward_failures(history: History) -> Finding | None:
     failed = history.series("reward/failed")
     ended = history.end is not None and history.end.get("status") == "RewardError"
-    steps = [step for step, value in zip(failed.steps, failed.values, strict=True) if value > 0]
+    steps = [step for step, value in failed.pairs if value > 0]
     answers = len(failed) * (history.answers_per_step or 0)
     share = sum(failed.values) / answers if answers else 0.0  # unknown without a config.yaml
     if not ended and (len(failed) < FEWEST_STEPS or share <= FAILED_SHARE):
@@ -315,11 +311,8 @@ def rising_parts(history: History) -> list[str]:
     """The parts of the reward that rise, such as one for the format."""
     known = (TRAINING_ACCURACY, "reward/failed", "reward/workers_replaced")
     parts = {name: s.trend for name, s in history.matching("reward/").items() if name not in known}
-    return [
-        f"{name}: {t.first:.3g} at first, {t.last:.3g} at last"
-        for name, t in parts.items()
-        if t is not None and t.rises
-    ]
+    rising = {name: trend for name, trend in parts.items() if trend is not None and trend.rises}
+    return [f"{name}: {trend.first:.3g} at first, {trend.last:.3g} at last" for name, trend in rising.items()]
 
 
 def part_rises(history: History) -> Support:
@@ -341,11 +334,7 @@ HACKED = Fault(
             part_rises,
             lambda history: ["give the easy part less weight, or only to right answers"],
         ),
-        Cause(
-            "the judge or reward model prefers answers that are not correct",
-            prefers_wrong,
-            lambda history: [LOOK],
-        ),
+        Cause("the judge or reward model prefers answers that are not correct", prefers_wrong, lambda history: [LOOK]),
     ),
     (SCORE,),
 )
@@ -355,9 +344,8 @@ def accuracies(history: History) -> tuple[str, Trend] | None:
     """How correct answers are, measured apart from the score: in training, else in validation."""
     correct = history.correctness
     if correct.trend is not None:
-        return (
-            TRAINING_ACCURACY if not history.samples.by_rule else "right answers by the built-in rule"
-        ), correct.trend
+        by_rule = history.samples.by_rule
+        return "right answers by the built-in rule" if by_rule else TRAINING_ACCURACY, correct.trend
     if len(history.validation) < 2 or history.scores_are_accuracies:
         return None
     first, *later = history.validation.values

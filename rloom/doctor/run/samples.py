@@ -13,6 +13,7 @@ from typing import Any
 
 from rloom.errors import DataError
 from rloom.rewards.routing import rule_for
+from rloom.runs.compare import spread
 from rloom.runs.records import finite
 
 MOST_STEPS = 12  # that are read
@@ -54,10 +55,8 @@ class Samples:
         try:
             dumps = Dumps(run)
             steps = dumps.steps("train")
-            chosen = {steps[round(place * (len(steps) - 1) / (most_steps - 1))] for place in range(most_steps) if steps}
-            return cls.of_rows(
-                (step, row) for step in sorted(chosen) for row in dumps.rows("train", step)[:MOST_ANSWERS]
-            )
+            chosen = [steps[index] for index in spread(len(steps), most_steps)]
+            return cls.of_rows((step, row) for step in chosen for row in dumps.rows("train", step)[:MOST_ANSWERS])
         except (DataError, OSError):  # a dump that is damaged, or removed since
             return cls()
 
@@ -119,11 +118,11 @@ class Samples:
         for answer in self.answers:
             same[answer.prompt, answer.text, answer.truth].append(answer.score)
         repeated = [scores for scores in same.values() if len(scores) > 1]
-        count, total = sum(map(len, repeated)), variance([a.score for a in self.answers])
+        count, total = sum(map(len, repeated)), squares([answer.score for answer in self.answers])
         if count < FEWEST_PAIRS or total <= 0:
             return None
         inside = sum(squares(scores) for scores in repeated) / sum(len(scores) - 1 for scores in repeated)
-        return inside / total, count
+        return inside / (total / len(self.answers)), count
 
     @cached_property
     def length_share(self) -> tuple[float, float] | None:
@@ -231,10 +230,6 @@ def difference(answer: SampledAnswer) -> float | None:
         return float(answer.prediction or "") - float(answer.truth or "")
     except ValueError:
         return None
-
-
-def variance(values: Sequence[float]) -> float:
-    return squares(values) / len(values) if values else 0.0
 
 
 def squares(values: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rloom.runs.records import Check, is_number, is_text, is_whole, or_none, parse_row, to_json_value
+from rloom.runs.records import Check, is_a, is_number, is_text, is_whole, or_none, parse_row, to_json_value
 
 if TYPE_CHECKING:  # it imports torch, which readers of a dump do not need
     from rloom.batch import Trajectory
@@ -103,14 +103,6 @@ def is_message(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) == 2 and all(map(is_text, pair))
 
 
-def is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 Checks = Mapping[str, Check]
 
 EPISODE: Checks = {
@@ -118,13 +110,13 @@ EPISODE: Checks = {
     "reward": or_none(is_number),
     "failure": or_none(is_text),
     "origin": ORIGINS.__contains__,
-    "steps": is_list,
+    "steps": is_a(list),
 }
 STEP: Checks = {
     "source": SOURCES.__contains__,
     **dict.fromkeys(("start", "stop", "version"), is_whole),
-    **dict.fromkeys(("messages", "calls"), is_list),
-    **dict.fromkeys(("finished", "trained"), is_bool),
+    **dict.fromkeys(("messages", "calls"), is_a(list)),
+    **dict.fromkeys(("finished", "trained"), is_a(bool)),
     "seconds": is_number,
     "reward": or_none(is_number),
 }

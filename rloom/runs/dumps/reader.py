@@ -63,6 +63,8 @@ MOST_ROWS = 1 << 17  # repeated rows take no space in the file, but much in memo
 SUMMARY_COLUMNS = ["group", "index", "data_source", "prompt", "ground_truth", "score", "accuracy", "length"]
 SEARCH_COLUMNS = ["group", "data_source", "prompt", "output", "score", "length"]
 ANSWER_COLUMNS = [*SUMMARY_COLUMNS, "output", "prediction", "finished"]
+# shown as they are dumped
+SAME_COLUMNS = ["score", "accuracy", "parts", "reason", "detail", "prediction", "finished", "version", "length"]
 EPISODE_COLUMNS = [name for name in EPISODE_SCHEMA.names if name not in SCHEMA.names]
 
 
@@ -159,10 +161,7 @@ class Dumps:
 
     def prompts(self, kind: Kind, step: int) -> list[PromptSummary]:
         """In the order of their groups."""
-        groups: dict[int, list[dict[str, Any]]] = {}
-        for row in self._rows(kind, step, SUMMARY_COLUMNS):
-            groups.setdefault(row["group"], []).append(row)
-        return [_summary(group) for group in groups.values()]
+        return [_summary(group) for group in self._groups(kind, step, SUMMARY_COLUMNS).values()]
 
     def rows(self, kind: Kind, step: int) -> list[dict[str, Any]]:
         """Its answers, as they are dumped, without their tokens; `calls` only if they have several turns."""
@@ -170,17 +169,13 @@ class Dumps:
 
     def texts(self, kind: Kind, step: int) -> dict[int, list[str]]:
         """The answers of each group, to search in."""
-        found: dict[int, list[str]] = {}
-        for row in self._rows(kind, step, ["group", "output"]):
-            found.setdefault(row["group"], []).append(row["output"])
-        return found
+        groups = self._groups(kind, step, ["group", "output"])
+        return {group: [row["output"] for row in rows] for group, rows in groups.items()}
 
     def first_answers(self, kind: Kind, step: int) -> dict[int, tuple[str, float | None]]:
         """Text and score of the first answer of each group."""
-        found: dict[int, tuple[str, float | None]] = {}
-        for row in self._rows(kind, step, ["group", "output", "score"]):
-            found.setdefault(row["group"], (row["output"], row["score"]))
-        return found
+        groups = self._groups(kind, step, ["group", "output", "score"])
+        return {group: (rows[0]["output"], rows[0]["score"]) for group, rows in groups.items()}
 
     def answers_with(self, kind: Kind, step: int, text: str, most: int) -> tuple[int, list[FoundAnswer]]:
         """How many contain the text, in any case, and the first `most` of them, in the order of the dump."""
@@ -221,6 +216,13 @@ class Dumps:
         """Those columns of all rows, or of the rows of one group, checked."""
         return self._checked(kind, step, self._table(kind, step, columns, group))
 
+    def _groups(self, kind: Kind, step: int, columns: Sequence[str]) -> dict[int, list[dict[str, Any]]]:
+        """Those columns of all rows, by group."""
+        groups: dict[int, list[dict[str, Any]]] = {}
+        for row in self._rows(kind, step, columns):
+            groups.setdefault(row["group"], []).append(row)
+        return groups
+
     def _table(self, kind: Kind, step: int, columns: Sequence[str], group: int | None = None) -> pa.Table:
         if kind not in KINDS or (kind, step) not in self._index.entries:
             raise DataError(f"there is no dump of {kind} step {step} in {self._folder}")
@@ -243,22 +245,15 @@ class Dumps:
         turns = pairs(row["turns"])  # checked: pairs, within the tokens
         texts = self._texts.split(row["tokens"])
         own = {place for start, stop in turns for place in range(start, stop)}
+        columns: dict[str, Any] = {name: row[name] for name in SAME_COLUMNS}
+        columns |= {name: _numbers(row[name]) for name in TOKEN_COLUMNS}
         pieces = None if texts is None else [TokenText(text, place not in own) for place, text in enumerate(texts)]
         return DumpedAnswer(
             text=row["output"],
             pieces=pieces,
-            **{name: _numbers(row[name]) for name in TOKEN_COLUMNS},
-            score=row["score"],
-            accuracy=row["accuracy"],
-            parts=row["parts"],
-            reason=row["reason"],
-            detail=row["detail"],
-            prediction=row["prediction"],
-            finished=row["finished"],
-            version=row["version"],
+            **columns,
             versions=pairs(row[VERSIONS.name]) if VERSIONS.name in row else None,
             turns=turns,
-            length=row["length"],
             episode=row.get("episode"),
             branch=row.get("branch", 0),
         )
@@ -306,12 +301,9 @@ def check_row(number: int, row: dict[str, Any]) -> None:
 
 def are_runs(numbers: Sequence[int], ends: Sequence[int]) -> bool:
     """Whether every generated token has a version: `ends` are the starts and stops of the turns."""
-    stops = numbers[::2]
-    return (
-        len(numbers) % 2 == 0
-        and stops == sorted(stops)
-        and ends[1::2] == [stop for stop in stops if stop in ends[1::2]]
-    )
+    stops, turn_stops = numbers[::2], ends[1::2]
+    in_order = len(numbers) % 2 == 0 and stops == sorted(stops)
+    return in_order and turn_stops == [stop for stop in stops if stop in turn_stops]
 
 
 def pairs(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -328,7 +320,7 @@ CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("ground_truth", "parts", "prediction", "reason", "detail", "episode"), lambda value: True),
     **dict.fromkeys(("score", "accuracy"), or_none(is_number)),
     **dict.fromkeys(("turns", "tokens", VERSIONS.name), _has_no_none),
-    **dict.fromkeys(TOKEN_COLUMNS, lambda values: values is None or None not in values),
+    **dict.fromkeys(TOKEN_COLUMNS, or_none(_has_no_none)),
 }
 
 

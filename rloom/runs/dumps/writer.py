@@ -72,22 +72,18 @@ def _table(trajectories: "Sequence[Trajectory]", batch: "Batch", values_T: "dict
         "tokens": _lists(offsets, [batch.tokens_T[part].int() for part in kept]),
         **{name: _lists(offsets, [_half(value_T[part]) for part in kept]) for name, value_T in values_T.items()},
     }
-    rows = len(trajectories)
     schema = SCHEMA
     if any(t.episode is not None for t in trajectories):
         schema = EPISODE_SCHEMA
         columns["branch"] = pa.array([t.branch for t in trajectories], pa.int32())
-        columns["calls"] = pa.array(
-            [0 if t.episode is None else len(t.episode.calls) for t in trajectories], pa.int32()
-        )
+        calls = [0 if t.episode is None else len(t.episode.calls) for t in trajectories]
+        columns["calls"] = pa.array(calls, pa.int32())
         columns["episode"] = _array([episode_text(t) for t in trajectories], pa.string())
     if any(turn.earlier for t in trajectories for turn in t.turns):
         schema = schema.append(VERSIONS)
         columns[VERSIONS.name] = _array([_versions(t) for t in trajectories], VERSIONS.type)
-    return pa.table(
-        [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema],
-        schema=schema,
-    )
+    empty = {field.name: pa.nulls(len(trajectories), field.type) for field in schema if field.name not in columns}
+    return pa.table({**columns, **empty}, schema=schema)
 
 
 def _answer_columns(trajectories: "Sequence[Trajectory]") -> dict[str, pa.Array]:

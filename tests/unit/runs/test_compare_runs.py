@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from rloom import cli
-from rloom.cli.compare import spread
-from rloom.runs.compare import Point, compare, compare_configs, sparkline, tenths
+from rloom.runs.compare import Point, compare, compare_configs, sparkline, spread, tenths
 from rloom.runs.run_folder import RunFolder
 from tests.run_directories import write_run
 
