@@ -274,3 +274,8 @@ def test_the_warm_up_is_a_number_of_steps_or_a_share_of_them() -> None:
     assert warmup(f"{optim}.lr_warmup_steps_ratio=0.1") == 20
     assert warmup(f"{optim}.warmup_steps=7", f"{optim}.lr_warmup_steps_ratio=0.1") == 7
     assert warmup(f"{optim}.lr_warmup_steps=0", f"{optim}.lr_warmup_steps_ratio=0.1") == 0
+
+
+def test_lengths_that_fit_the_model_by_their_total_are_not_lowered() -> None:
+    data = load_config(["data.max_response_length=500", "data.max_length=512"]).data
+    assert (data.max_prompt_length, data.longest_sample, data.longest_answer) == (64, 512, 500)
