@@ -435,12 +435,9 @@ def answers_cut(history: History) -> Finding | None:
     if len(history.series("episode/turns/mean")):  # of several turns: `episodes_at_limit` knows which limit it was
         return None
     key, _ = answer_limit(history)
-    limit = int(history.number(key, 512))
     evidence = [
-        (
-            f"response_length/clip_ratio: {cut.tail.mean:.0%} of the answers of the last {len(cut.tail)} steps reach "
-            f"{key}={limit}; {cut.values[0]:.0%} in step {cut.steps[0]}"
-        )
+        f"response_length/clip_ratio: {cut.tail.mean:.0%} of the answers of the last {len(cut.tail)} steps reach "
+        f"{key}={int(history.number(key, 512))}; {cut.values[0]:.0%} in step {cut.steps[0]}"
     ]
     all_cut = min(cut.head.mean, cut.tail.mean) > CUT_ALMOST_ALL and not history.score_rises
     return CUT.found(
