@@ -13,6 +13,7 @@ from rloom.config.from_checkpoint import load_saved
 from rloom.config.load import expand, load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
+from rloom.launch.episodes import limits_of
 
 OWN_MODEL = "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"  # no preset
 
@@ -277,5 +278,6 @@ def test_the_warm_up_is_a_number_of_steps_or_a_share_of_them() -> None:
 
 
 def test_lengths_that_fit_the_model_by_their_total_are_not_lowered() -> None:
-    data = load_config(["data.max_response_length=500", "data.max_length=512"]).data
-    assert (data.max_prompt_length, data.longest_sample, data.longest_answer) == (64, 512, 500)
+    config = load_config(["data.max_response_length=500", "data.max_length=512"])
+    assert (config.data.max_prompt_length, config.data.longest_sample, config.data.longest_answer) == (64, 512, 500)
+    assert limits_of(config).total_tokens == 512
