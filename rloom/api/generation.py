@@ -64,7 +64,8 @@ def sampling_of(
     ):
         if not is_right:
             raise ConfigError(f"{name}={value}: use {rule}")
-    return Sampling(limit, temperature, top_p, top_k, generator.stop_ids)
+    whole = generator.max_length if max_new_tokens is None else None
+    return Sampling(limit, temperature, top_p, top_k, generator.stop_ids, max_length=whole)
 
 
 @contextmanager

@@ -128,7 +128,8 @@ def skip_faults(config: Config, loss: LossNeeds) -> Iterator[str]:
 def dapo_faults(config: Config) -> Iterator[str]:
     n, limit = config.actor_rollout_ref.rollout.n, config.data.max_response_length
     buffer = config.reward_model.overlong_buffer
-    if config.algorithm.filter_groups.enable and n < 2:
+    groups = config.algorithm.filter_groups
+    if groups.enable and groups.mean_score_range is None and n < 2:
         yield (
             "algorithm.filter_groups.enable=True keeps groups with different scores, and "
             f"actor_rollout_ref.rollout.n={n} makes groups of one; use 2 or more"
@@ -141,10 +142,11 @@ def dapo_faults(config: Config) -> Iterator[str]:
     if config.data.max_length is not None and config.data.max_length <= config.data.max_prompt_length:
         yield (
             f"data.max_length={config.data.max_length}: a prompt of data.max_prompt_length="
-            f"{config.data.max_prompt_length} tokens would leave none for its answer; use a larger one"
+            f"{config.data.max_prompt_length} tokens would leave none for its answer; use a larger one, or "
+            "a smaller data.max_prompt_length"
         )
     ranges = {
-        "algorithm.filter_groups.mean_score_range": config.algorithm.filter_groups.mean_score_range,
+        "algorithm.filter_groups.mean_score_range": groups.mean_score_range,
         "reward_model.score_range": config.reward_model.score_range,
     }
     for key, bounds in ranges.items():

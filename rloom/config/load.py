@@ -196,7 +196,7 @@ def embedded_shape() -> dict[str, Any]:
 def fitting_lengths(config: Config, context: Any) -> list[str]:
     """Lengths of prompt and answer that the model supports together, where the user has not set them."""
     prompt, answer = config.data.max_prompt_length, config.data.max_response_length
-    if not isinstance(context, int) or prompt + answer <= context:
+    if not isinstance(context, int) or config.data.longest_sample <= context:
         return []
     match [config.is_given(name) for name in LENGTHS]:
         case [False, False]:

@@ -380,8 +380,8 @@ class RewardModel(ClassifierKeys):
     )
     truncated_score: float | None = key(
         None,
-        "For answers that ended at the length limit, after `overlong_buffer`. 0 to 1: their score is multiplied by it. "
-        "Below 0: it is their score. null: their score counts as it is.",
+        "For answers and episodes that ended at a limit, after `overlong_buffer`. 0 to 1: their score is multiplied by "
+        "it. Below 0: it is their score. null: their score counts as it is.",
         le=1,
     )
     score_range: list[float] | None = key(

@@ -72,6 +72,10 @@ class Data(Section):
         longest = self.max_prompt_length + self.max_response_length
         return longest if self.max_length is None else min(longest, self.max_length)
 
+    @property
+    def longest_answer(self) -> int:
+        return min(self.max_response_length, self.longest_sample - 1)  # a prompt has a token
+
 
 KL_ESTIMATOR = Literal[
     "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"

@@ -39,6 +39,7 @@ class TextGenerator:
     stop_ids: tuple[int, ...]
     context: int | None  # tokens of prompt and answer together that the model supports, if known
     max_new_tokens: int  # data.max_response_length
+    max_length: int | None  # data.max_length
 
     def answers(self, prompts: Sequence[Any], sampling: Sampling, seed: int) -> list[str]:
         """One answer to each prompt: text, or a list of chat messages."""
@@ -99,6 +100,7 @@ class TextGenerator:
     def request(self, prompt: Any, sampling: Sampling, seed: int) -> Request:
         text = render_chat(as_messages(prompt), self.tokenizer)
         [tokens] = tokenize([text], self.tokenizer)
+        sampling = sampling.after(tokens)
         if self.context is not None and len(tokens) + sampling.max_new_tokens > self.context:
             raise DataError(
                 f"the prompt has {len(tokens)} tokens and the answer up to {sampling.max_new_tokens}; the model "
@@ -179,6 +181,7 @@ def open_generator(config: Config, checkpoint: Path | None) -> Iterator[TextGene
             stop_ids=ModelFiles(network, tokenizer).stop_ids(),
             context=context_of(config),
             max_new_tokens=config.data.max_response_length,
+            max_length=config.data.max_length,
         )
     finally:
         built.close()

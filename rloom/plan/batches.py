@@ -50,11 +50,10 @@ class Batches:
     shares: int  # parts of a batch: ranks, or groups of ranks that divide a model with Megatron
     engines: int
     tensor_parallel: int  # GPUs of an engine
-    prompt_tokens: int  # length of the longest prompt
-    answer_tokens: int  # length of the longest answer
+    prompt_tokens: int  # length of the longest prompt that leaves room for the longest answer
+    answer_tokens: int
     actor: Updates
     critic: Updates | None  # iff the estimator needs one
-    max_length: int | None = None  # of prompt and answer together
 
     @property
     def samples(self) -> int:
@@ -71,8 +70,7 @@ class Batches:
     @property
     def longest(self) -> int:
         """Tokens of the longest sample."""
-        longest = self.prompt_tokens + self.answer_tokens
-        return longest if self.max_length is None else min(longest, self.max_length)
+        return self.prompt_tokens + self.answer_tokens
 
     @property
     def tokens(self) -> int:
@@ -97,11 +95,10 @@ def batches(config: Config, *, critic: bool) -> Batches:
         shares=shares_of(actor, ranks),
         engines=rollout.engines(len(layout.workers_of(ROLLOUT))),
         tensor_parallel=rollout.tensor_model_parallel_size,
-        prompt_tokens=config.data.max_prompt_length,
-        answer_tokens=config.data.max_response_length,
+        prompt_tokens=config.data.longest_sample - config.data.longest_answer,
+        answer_tokens=config.data.longest_answer,
         actor=updates(config, actor, ranks, actor.ppo_mini_batch_size, actor.ppo_epochs),
         critic=updates(config, config.critic, ranks, *config.critic_updates) if critic else None,
-        max_length=config.data.max_length,
     )
 
 

@@ -102,7 +102,7 @@ def answer_bytes(config: Config, steps: int | None) -> float:
 
 def answer_tokens(config: Config) -> int:
     """Of a step, at most."""
-    return config.data.train_batch_size * config.actor_rollout_ref.rollout.n * config.data.max_response_length
+    return config.data.train_batch_size * config.actor_rollout_ref.rollout.n * config.data.longest_answer
 
 
 def dumped_share(config: Config) -> float:

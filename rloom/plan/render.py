@@ -71,8 +71,7 @@ def batch_lines(plan: Plan) -> Iterator[str]:
         "rollout engines", f"{gpus} / TP {sizes.tensor_parallel} = {count(sizes.engines, 'engine')}: {each} each"
     )
     yield from scoring_lines(plan)
-    whole = f"{sizes.prompt_tokens:,} + {sizes.answer_tokens:,} = {sizes.longest:,} tokens"
-    longest = whole if sizes.max_length is None else f"{sizes.longest:,} tokens"
+    longest = f"{sizes.prompt_tokens:,} + {sizes.answer_tokens:,} = {sizes.longest:,} tokens"
     yield line("longest sample", f"{longest}; at most {sizes.tokens:,} a step")
     yield from turn_lines(plan)
     yield from update_lines("actor", sizes, sizes.actor)

@@ -46,19 +46,20 @@ HASH_FACTOR = 6364136223846793005
 
 
 def batch_metrics(
-    batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bool] | None = None, penalty_N: Tensor | float = 0.0
+    batch: TrainBatch, rewards_T: Tensor, *, finished: Sequence[bool] | None = None, shaped_N: Tensor | None = None
 ) -> dict[str, float]:
     """Scores, rewards, advantages, returns, values and lengths of one step.
 
     Scores and rewards are over valid samples, advantages, returns and values over the tokens in the loss, lengths over
     all samples; branches of one episode are one sample. `finished`: which samples ended before a limit.
     Length of a response: the tokens that the policy sampled, in all turns and branches; those of an environment are in
-    no length. Length of a prompt: the tokens before the first sampled one. `penalty_N`: of over-long answers, which is
-    in the rewards and not in the scores.
+    no length. Length of a prompt: the tokens before the first sampled one. `shaped_N`: the scores with penalties and
+    limits, which are in the rewards; None: they are the scores.
     """
     loss_mask_T, counted_N = batch.loss_mask_T, batch.counted_N
     response_N = sum_by_episode(batch.counts(batch.mask_T), batch)[counted_N]
-    reward_N = sample_returns(replace(batch, score_N=batch.score_N + penalty_N), rewards_T)
+    shaped = batch if shaped_N is None else replace(batch, score_N=shaped_N)
+    reward_N = sample_returns(shaped, rewards_T)
     valid_N = batch.valid_N & counted_N
     metrics = {
         **_spread_with_std("critic/score", batch.score_N[valid_N]),
@@ -76,7 +77,7 @@ def batch_metrics(
         metrics |= _explained_variance(loss_mask_T, batch.values_T, batch.returns_T)
     if finished:
         metrics["response_length/clip_ratio"] = finished.count(False) / len(finished)
-    return _finite(metrics | equal_groups(batch) | repetition(batch))
+    return _finite(metrics | equal_groups(shaped) | repetition(batch))
 
 
 def equal_groups(batch: Batch) -> dict[str, float]:

@@ -389,7 +389,7 @@ class Training(StepLoop):
             train_batch,
             result.rewards_T,
             finished=[answer.finished for answer in answers],
-            penalty_N=self.penalised(train_batch).score_N - train_batch.score_N,
+            shaped_N=self.penalised(train_batch).score_N,
         )
         metrics |= part_metrics([answer.score for answer in answers])
         metrics |= self.roles.sampler.reward.metrics() | episode_metrics(result.trajectories)

@@ -200,7 +200,7 @@ class DynamicSampling:
     def too_few(self, kept: int) -> TrainingError:
         return TrainingError(
             f"algorithm.filter_groups.max_num_gen_batches={self.max_rounds}: after so many rounds only "
-            f"{kept} of {self.groups_per_step} groups have answers of different score. Too easy or too hard "
+            f"{kept} of {self.groups_per_step} groups are kept by algorithm.filter_groups. Too easy or too hard "
             "for this model: change the data, raise rollout.n, or allow more rounds"
         )
 

@@ -218,8 +218,8 @@ class StepLoop(ABC):
         self.data_ended, last = True, self.state.step
         if last == 0:
             raise TrainingError(
-                "the data of trainer.total_epochs ended before one step was filled with groups of different scores "
-                "(algorithm.filter_groups.enable=True). Too easy or too hard for this model: change the data, raise "
+                "the data of trainer.total_epochs ended before one step was filled with groups that "
+                "algorithm.filter_groups keeps. Too easy or too hard for this model: change the data, raise "
                 "actor_rollout_ref.rollout.n or trainer.total_epochs"
             )
         self.log.message(f"The data ended before step {last + 1} was filled: step {last} was the last")

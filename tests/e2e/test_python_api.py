@@ -373,6 +373,11 @@ def test_generation_depends_on_the_seed_and_on_nothing_else() -> None:
         asked = ["Compute 12 + 7.", "Compute 30 + 9.", "Compute 5 + 41."][:prompts]
         return rloom.generate("embedded", asked, temperature=1.0, seed=seed, max_new_tokens=24)
 
+    # the model supports 512 tokens; an answer of a run with this total length has what its prompt leaves
+    whole = ["data.max_response_length=512", "data.max_length=512"]
+    assert rloom.generate("embedded", ["Compute 12 + 7."], keys=whole) == rloom.generate(
+        "embedded", ["Compute 12 + 7."]
+    )
     first = answers(seed=1)
     assert answers(seed=1) == first != answers(seed=2)
     assert answers(seed=1, prompts=2) == first[:2]

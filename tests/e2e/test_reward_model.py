@@ -1,6 +1,8 @@
 """Runs whose reward is a reward model: it is learned from, wherever it runs, and a resumed run computes the same."""
 
+import json
 import os
+import shutil
 import string
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +76,17 @@ def test_a_resumed_run_gets_the_same_scores_bit_for_bit(models: tuple[str, ...],
     train(tmp_path, 3, *models, *STEPS)
     assert numbers(tmp_path) == numbers(alone)
     assert same(weights(tmp_path, 3), weights(alone, 3))
+
+
+def test_scores_are_normalised_by_the_moments_that_the_model_has_saved(
+    models: tuple[str, ...], alone: Path, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(models[1].removeprefix("reward_model.path="), tmp_path / "reward")
+    file = copied / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mean": 0.5, "std": 0.25}))
+    keys = (f"reward_model.path={copied}", "reward_model.model.normalize=True")
+    train(tmp_path / "run", 1, models[0], *models[2:], *keys, *STEPS)
+    assert scores(tmp_path / "run") == pytest.approx([(scores(alone)[0] - 0.5) / 0.25], abs=1e-5)
 
 
 def test_a_checkpoint_is_evaluated_with_the_reward_model(alone: Path) -> None:

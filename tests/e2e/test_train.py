@@ -191,6 +191,36 @@ def test_the_overlong_penalty_is_in_the_reward_and_not_in_the_score(tmp_path: Pa
     assert penalty == pytest.approx(record["response_length/mean"] / 48, rel=1e-5)
 
 
+def test_every_answer_ends_where_prompt_and_answer_have_the_total_length(tmp_path: Path) -> None:
+    """The scores of truncated answers are replaced, also those of the greedy answers, which ReMax subtracts."""
+    lengths = ("data.max_prompt_length=20", "data.max_length=24", "data.val_max_samples=2")
+    keys = ("algorithm.adv_estimator=remax", "reward_model.truncated_score=-0.25", "trainer.test_freq=1")
+    train(tmp_path, 1, *lengths, *keys)
+    record = next(record for record in records(tmp_path) if "actor/entropy" in record)
+    assert record["response_length/clip_ratio"] == 1 and record["critic/score/max"] == 0 < record["actor/entropy"]
+    assert (record["critic/rewards/min"], record["critic/rewards/max"]) == (-0.25, -0.25)
+    assert (record["critic/advantages/min"], record["critic/advantages/max"]) == (0, 0)
+    for shortest, longest in (("min", "max"), ("max", "min")):
+        assert record[f"response_length/{longest}"] == 24 - record[f"prompt_length/{shortest}"]
+    for answer in [Dumps(tmp_path).answers("validation", 1, group)[0] for group in range(2)]:
+        assert answer.length <= 24 - 16 and not answer.finished  # the shortest prompts have 16 tokens
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_truncated_answers_are_masked_and_groups_are_kept_by_their_mean(tmp_path: Path, mode: str) -> None:
+    """All scores are 0, so that dynamic sampling by different scores would fill no step."""
+    groups = "algorithm.filter_groups"
+    train(
+        *(tmp_path, 1, f"trainer.v1.trainer_mode={mode}", "algorithm.adv_estimator=grpo", "data.max_prompt_length=20"),
+        *("data.max_length=24", "algorithm.mask_truncated_answers=True", "reward_model.score_range=[0.5,1]"),
+        *(f"{groups}.enable=True", f"{groups}.mean_score_range=[-1,0.25]", f"{groups}.max_num_gen_batches=1"),
+    )
+    [record] = records(tmp_path)
+    assert record["response_length/max"] <= 24 - record["prompt_length/min"] and record["critic/score/max"] == 0
+    assert (record["critic/rewards/min"], record["critic/rewards/max"]) == (0.5, 0.5)
+    assert (record["actor/grad_norm"], record["actor/entropy"]) == (0, 0)  # no token is in the loss
+
+
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> None:
     answers = tmp_path / "answers"
     keys = ("algorithm.filter_groups.enable=True", f"trainer.rollout_data_dir={answers}")

@@ -1,5 +1,6 @@
 """A command line of OpenRLHF's train_ppo_ray.py as values of rloom's keys, with OpenRLHF's defaults."""
 
+import math
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -334,7 +335,9 @@ def algorithm_faults(given: GivenFlags) -> Iterator[str]:
             "use 2 or more, or --advantage_estimator gae"
         )
     yield from correction_faults(given)
-    if "reward_clip_range" in given and estimator not in ("gae", "reinforce", "group_norm"):
+    low, high = given["reward_clip_range"]
+    largest = math.inf if estimator != "group_norm" else (n - 1) / math.sqrt(n)  # of n answers, over their std
+    if "reward_clip_range" in given and estimator not in ("gae", "reinforce") and max(low, -high) > -largest:
         yield (
             f"--reward_clip_range: with --advantage_estimator {estimator} OpenRLHF limits the difference to the other "
             "answers, rloom can limit the score itself; leave it out, or use reward_model.score_range=[LOW,HIGH]"

@@ -238,7 +238,7 @@ RL: Mapping[str, TrlField] = {
     "min_p": refused(NOT_HERE),
     "repetition_penalty": refused(NOT_HERE, 1.0),
     "sync_ref_model": refused("the reference is the initial policy; leave it out", False),
-    "reward_clip_range": refused("clip the score in the reward function; leave it out"),
+    "reward_clip_range": TrlField("reward_model.score_range", lambda v: {"reward_model.score_range": [*v]}),
     "normalize_advantages": refused(
         "leave it out, or set the key algorithm.normalize_advantages, which normalises over tokens, not over answers",
         False,
@@ -379,6 +379,11 @@ def find_loss(found: TrlSettings, given: Values, algorithm: str) -> None:
         values.update({f"{ACTOR}.clip_ratio_low": 1.0, f"{ACTOR}.clip_ratio_high": largest - 1})
     if kind == "bnpo":
         found.notices.append("loss_type='bnpo' is dapo: the divisor is the tokens of an update, not those of a pass")
+    if given.get("mask_truncated_completions") and kind not in ("dapo", "bnpo", "cispo"):
+        found.notices.append(
+            "mask_truncated_completions=True: the loss is divided by the number of answers that are not truncated, in "
+            "TRL by that of all answers"
+        )
     if given.get("entropy_coef") and values.get(AGGREGATION, "token-mean") != "token-mean":
         raise ConfigError(
             f"entropy_coef={given['entropy_coef']}: the entropy is aggregated by {AGGREGATION}={values[AGGREGATION]}, "

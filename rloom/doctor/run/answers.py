@@ -2,7 +2,7 @@
 
 import math
 
-from rloom.algos.ranges import UNREADABLE, model_entries, model_path
+from rloom.algos.ranges import model_path
 from rloom.doctor.run.finding import Advice, Cause, Change, Fault, Finding, Severity, Support
 from rloom.doctor.run.history import (
     ACTOR,
@@ -14,6 +14,7 @@ from rloom.doctor.run.history import (
     History,
     Series,
     Trend,
+    context,
     correlation_of_changes,
     rounded,
 )
@@ -28,7 +29,7 @@ DRIFT_CERTAIN = 2.0
 SMALLEST_CHANGE = 1e-6  # of the value at first: less is rounding
 FEWEST_VALIDATIONS = 3  # of which none is above the first: two differ by chance
 FOLLOWS = 0.8  # correlation of the changes of reward and length from step to step: the reward depends on the length
-LONGEST, LONGEST_PROMPT = "data.max_response_length", "data.max_prompt_length"
+LONGEST, LONGEST_PROMPT, WHOLE = "data.max_response_length", "data.max_prompt_length", "data.max_length"
 LOOK = Change("trainer.log_val_generations", 5, "look at the answers", "higher")
 CLOSER = Change(f"{ACTOR}.use_kl_loss", True, "stay closer to the reference")
 WARMER = Change(f"{ROLLOUT}.temperature", 1.0, "answers that differ", "higher")
@@ -359,22 +360,29 @@ def equal_groups(history: History) -> Finding | None:
 # Length
 
 
-def context(history: History) -> float:
-    """Tokens of the model, by its config.json."""
-    try:
-        length = float(model_entries(model_path(history.config))["max_position_embeddings"])
-        return length if length > 0 else math.inf
-    except UNREADABLE:
-        return 512.0 if model_path(history.config) == "embedded" else math.inf
-
-
 def needed_length(history: History) -> int:
     """Tokens with which few answers are cut, if their lengths fall off exponentially; at most eight times as many."""
-    limit, share = history.number(LONGEST, 512), history.series("response_length/clip_ratio").tail.mean
+    (_, limit), share = answer_limit(history), history.series("response_length/clip_ratio").tail.mean
     most = 8 if limit < 256 else 4 if limit < 2048 else 2
     factor = min(most, math.log(CUT_IN_THE_END) / math.log(min(share, 0.99)))
     room = max(context(history) - history.number("data.max_prompt_length", 0), limit)
     return int(min(math.ceil(factor * limit / 8) * 8, room))
+
+
+def answer_limit(history: History) -> tuple[str, float]:
+    """(the key that cuts answers to prompts of mean length, tokens of such an answer)"""
+    longest, prompt = history.number(LONGEST, 512), history.series("prompt_length/mean")
+    left = history.number(WHOLE, math.inf) - (prompt.tail.mean if len(prompt) else 0)
+    return (WHOLE, max(left, 1)) if left < longest else (LONGEST, longest)
+
+
+def longer(history: History) -> list[Advice]:
+    needed, (key, limit) = needed_length(history), answer_limit(history)
+    if key == LONGEST:
+        return [Change(LONGEST, needed, "room for whole answers")]
+    whole = history.number(WHOLE, 0)
+    changes = {WHOLE: min(context(history), whole - limit + needed), LONGEST: needed}
+    return [Change(name, int(value), "room for whole answers", "higher") for name, value in changes.items()]
 
 
 def cut_from_the_start(history: History) -> Support:
@@ -392,8 +400,8 @@ CUT = Fault(
             lambda history: [PENALTY],
         ),
         Cause(
-            "data.max_response_length is too small for this task",
-            advice=lambda history: [Change(LONGEST, needed_length(history), "room for whole answers")],
+            "the length limit is too small for this task",
+            advice=longer,
         ),
         Cause("the model does not end its answers: a base model or a wrong chat template", cut_from_the_start),
     ),
@@ -407,10 +415,10 @@ def answers_cut(history: History) -> Finding | None:
         return None
     if len(history.series("episode/turns/mean")):  # of several turns: `episodes_at_limit` knows which limit it was
         return None
-    limit = int(history.number(LONGEST, 512))
+    key, _ = answer_limit(history)
     evidence = [
         f"response_length/clip_ratio: {cut.tail.mean:.0%} of the answers of the last {len(cut.tail)} steps reach "
-        f"{LONGEST}={limit}; {cut.values[0]:.0%} in step {cut.steps[0]}"
+        f"{key}={int(history.number(key, 512))}; {cut.values[0]:.0%} in step {cut.steps[0]}"
     ]
     all_cut = min(cut.head.mean, cut.tail.mean) > CUT_ALMOST_ALL and not history.score_rises
     return CUT.found(

@@ -79,6 +79,7 @@ def ends_at(name: str) -> Cause:
         lambda history: limit_of(history) == name,
         lambda history: [
             *doubled(history, key, "room for whole episodes"),
+            *(doubled(history, "data.max_length", "room for whole episodes") if key == LONGEST else []),
             "look at the endings: `rloom view` shows every turn of an answer",
         ],
     )

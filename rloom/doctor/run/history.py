@@ -13,7 +13,7 @@ from statistics import correlation, fmean, median
 from typing import Any
 
 from rloom.algos.needs import ESTIMATORS, EstimatorNeeds
-from rloom.algos.ranges import ACTOR, CRITIC, ROLLOUT, Unusual, unusual_values
+from rloom.algos.ranges import ACTOR, CRITIC, ROLLOUT, UNREADABLE, Unusual, model_entries, model_path, unusual_values
 from rloom.doctor.run.samples import Samples
 from rloom.runs.records import Event, finite
 from rloom.runs.run_folder import RunFolder, flat_config
@@ -295,3 +295,12 @@ def rounded(value: float) -> float:
 def figures(series: Series) -> str:
     """`0.31 (step 3), 0.42 (step 4), 0.4 (step 5)`: at most three, the last ones."""
     return ", ".join(f"{value:.3g} (step {step})" for step, value in [*series.pairs][-3:])
+
+
+def context(history: History) -> float:
+    """Tokens of the model, by its config.json."""
+    try:
+        length = float(model_entries(model_path(history.config))["max_position_embeddings"])
+        return length if length > 0 else math.inf
+    except UNREADABLE:
+        return 512.0 if model_path(history.config) == "embedded" else math.inf

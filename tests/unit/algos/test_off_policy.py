@@ -11,10 +11,11 @@ from rloom.algos.off_policy import (
     ratio_faults,
     ratio_notices,
 )
+from rloom.algos.rejection import RatioBounds
 from rloom.config.checks import all_faults
 from rloom.config.correction_checks import off_policy_faults, off_policy_notices
 from rloom.config.derived import declared_needs
-from rloom.launch.build import correction, old_logprobs
+from rloom.launch.build import advantage_settings, correction, old_logprobs
 from rloom.training.loop import OldLogprobs
 from tests.helpers import configured
 
@@ -136,3 +137,14 @@ def test_what_a_run_that_generates_ahead_computes(
     config = configured("trainer.v1.trainer_mode=colocate_async", *two_updates, *keys)
     found = correction(config)
     assert old_logprobs(config) is source and (found and found.rollout_is) == weights
+
+
+def test_the_lower_bound_of_the_weights_and_the_divisor_of_the_advantages_are_the_keys() -> None:
+    bounds = ("rollout_is=token", "rollout_is_threshold=5", "rollout_is_threshold_lower=0.5")
+    config = configured(
+        *(f"algorithm.rollout_correction.{bound}" for bound in bounds),
+        *("algorithm.adv_estimator=grpo", "algorithm.norm_adv_by_std_in_grpo=batch"),
+    )
+    found = correction(config)
+    assert found is not None and found.weight_bounds == RatioBounds(0.5, 5.0, clamps=True)
+    assert advantage_settings(config).norm_by_std == "batch"

@@ -371,6 +371,7 @@ LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
         ),
         ({"scale_rewards": "batch"}, {"algorithm.norm_adv_by_std_in_grpo": "batch"}),
         ({"mask_truncated_completions": True}, {"algorithm.mask_truncated_answers": True}),
+        ({"reward_clip_range": (-1.0, 2.0)}, {"reward_model.score_range": [-1.0, 2.0]}),
         ({"chat_template_kwargs": {"a": 1}}, {"data.apply_chat_template_kwargs": {"a": 1}}),
         ({"use_vllm": False}, {f"{CORRECTION}.rollout_is": None}),
         (
@@ -411,6 +412,8 @@ def test_rloo_clips_the_ratio_of_a_whole_answer() -> None:
         ({"push_to_hub": True}, "push_to_hub=True has no effect: rloom export CKPT DIR --push_to_hub NAME does it"),
         ({"model_init_kwargs": {"dtype": "bfloat16"}}, "attention and data types are chosen by rloom"),
         ({"loss_type": "bnpo"}, "the divisor is the tokens of an update"),
+        ({"mask_truncated_completions": True, "loss_type": "dr_grpo"}, "in TRL by that of all answers"),
+        ({"mask_truncated_completions": True}, None),
         ({"ds3_gather_for_generation": False, "bf16": True, "num_completions_to_print": 2}, None),
     ],
 )

@@ -341,6 +341,7 @@ def test_ranges_and_the_length_of_prompt_and_answer_leave_something() -> None:
         filters = ("algorithm.filter_groups.enable=True", f"{ROLLOUT}.n=2")
         assert f"{key}=[1.0, 1.0]: the first is not below the second" in check_error(*filters, f"{key}=[1,1]")
         passes(*filters, f"{key}=[0,1]")
+    passes("algorithm.filter_groups.enable=True", "algorithm.filter_groups.mean_score_range=[0,1]", f"{ROLLOUT}.n=1")
     assert "data.max_length=512: a prompt of data.max_prompt_length=512 tokens would leave" in check_error(
         "data.max_length=512"
     )

@@ -13,6 +13,7 @@ from rloom.config.from_checkpoint import load_saved
 from rloom.config.load import expand, load_config
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
+from rloom.launch.episodes import limits_of
 
 OWN_MODEL = "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"  # no preset
 
@@ -274,3 +275,9 @@ def test_the_warm_up_is_a_number_of_steps_or_a_share_of_them() -> None:
     assert warmup(f"{optim}.lr_warmup_steps_ratio=0.1") == 20
     assert warmup(f"{optim}.warmup_steps=7", f"{optim}.lr_warmup_steps_ratio=0.1") == 7
     assert warmup(f"{optim}.lr_warmup_steps=0", f"{optim}.lr_warmup_steps_ratio=0.1") == 0
+
+
+def test_lengths_that_fit_the_model_by_their_total_are_not_lowered() -> None:
+    config = load_config(["data.max_response_length=500", "data.max_length=512"])
+    assert (config.data.max_prompt_length, config.data.longest_sample, config.data.longest_answer) == (64, 512, 500)
+    assert limits_of(config).total_tokens == 512

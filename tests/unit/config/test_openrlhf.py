@@ -382,6 +382,7 @@ FAULTS = {
     "--enable_vllm_is_correction --vllm_is_correction_type seq-mask-tis": "rollout_rs_threshold_lower=0.5",
     "--enable_vllm_is_correction --policy_loss_type gspo": "add --use_kl_loss, or use --init_kl_coef 0",
     "--n_samples_per_prompt 2 --advantage_estimator rloo --reward_clip_range -1 1": "use reward_model.score_range=[",
+    "--n_samples_per_prompt 4 --advantage_estimator group_norm --reward_clip_range -1.4 9": "leave it out, or use",
     "--stop_properly_penalty_coef 2": "use a factor of 0 to 1, or a score below 0",
     "--actor.aux_loss_coef 0.1": "no term that balances the experts",
     "--colocate_all_models --vllm_num_engines 2": "= 2 GPUs, and the actor has",
@@ -456,6 +457,10 @@ NOTICES = {  # flags -> the notices of what has no effect, or another one than i
     "--prompt_data a.jsonl --eval_steps 5 --best_metric_key x": "--eval_steps, --best_metric_key: no effect",
     "--normalize_reward": "because there is no reward model (--reward_pretrain)",
     "--lora_alpha 32": "because --lora_rank is 0",
+    # of four answers one is at most 3 / sqrt(4) standard deviations from the mean
+    "--n_samples_per_prompt 4 --advantage_estimator group_norm --use_kl_loss --reward_clip_range -1.5 1.5": (
+        "--reward_clip_range: no effect in this run, because the scores of a group have a standard deviation of 1"
+    ),
     "--ds.ring_attn_head_stride 2": "Note: --ds.ring_attn_head_stride 2: sequences are shared by Ulysses",
     "--attn_implementation eager": "the attention kernel is selected by model and device",
     "--ds.tensor_parallel_size 2": "needs no tensor parallelism",

@@ -233,6 +233,20 @@ def test_the_advised_length_is_by_the_share_that_is_cut(limit: int, share: float
     assert finding.kind == "answers_cut" and finding.changes[0].value == advised
 
 
+@pytest.mark.parametrize(
+    ("prompt", "share", "changes"),
+    [
+        (212.0, 1.0, ["data.max_length=1412", "data.max_response_length=1200"]),  # 300 tokens are left; four times that
+        (412.0, 0.3, ["data.max_length=740"]),  # of 100 to 328, fewer than the 512 that an answer may have
+        (0.0, 1.0, ["data.max_response_length=2048"]),
+    ],
+)
+def test_the_advised_limit_is_the_one_that_cuts(prompt: float, share: float, changes: list[str]) -> None:
+    values: Values = {"response_length/clip_ratio": share, "prompt_length/mean": prompt}
+    [finding] = diagnose(history(values, {"data.max_response_length": 512, "data.max_length": 512}))
+    assert [change.assignment for change in finding.changes if "length" in change.key] == changes
+
+
 def test_answers_that_repeat_themselves_explain_a_reward_of_0() -> None:
     looping: Values = {"rollout/repetition": 0.8, "response_length/clip_ratio": 1.0}
     [finding] = diagnose(history({**scores_of(0.0), **looping}, steps=6))

@@ -393,7 +393,7 @@ INSTANCES = textwrap.dedent(
             found = (await llm_engine.generate(tokens, sampling_params)).outputs[0]
             assert [set(one) for one in found.logprobs] == [{token} for token in found.token_ids]
             return {
-                "prompt": prompt, "label": label, "reward": len(found.text), "scores": None,
+                "prompt": prompt, "label": label, "reward": max_length + len(found.text), "scores": None,
                 "observation_tokens": tokens + found.token_ids,
                 "action_ranges": [(len(tokens), len(tokens) + len(found.token_ids))],
                 "rollout_log_probs": None, "extra_logs": {},
@@ -421,8 +421,10 @@ def test_feedback_of_an_openrlhf_agent_is_added_as_it_is(tmp_path, name, number)
 def test_an_executor_of_the_users_own(tmp_path):
     file = tmp_path / "agent_func.py"
     file.write_text(INSTANCES)
-    [record], [sampled] = run(agent_driver(setup_of(path=f"{file}:Own")), answer=lambda _, turn: "777")
-    assert (record.failure, record.reward, trained(record)) == (None, 3.0, sampled)
+    limits = EpisodeLimits(400, total_tokens=64)
+    driver = agent_driver(setup_of(path=f"{file}:Own"))
+    [record], [sampled] = run(driver, answer=lambda _, turn: "777", limits=limits)
+    assert (record.failure, record.reward, trained(record)) == (None, 64 + 3, sampled)
 
 
 def test_openrlhfs_example_runs_unchanged(tmp_path):

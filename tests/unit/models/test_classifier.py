@@ -167,6 +167,10 @@ def test_several_labels_are_averaged_or_weighted_and_each_is_a_part(tmp_path: Pa
         tokens = torch.tensor([chat_tokens(tmp_path, samples()[0])])
         outputs = model(input_ids=tokens).logits[0].tolist()
     [mean] = scorer_of(tmp_path).score(samples()[:1]).scores
+    normal = scorer_of(tmp_path)
+    normal.moments = (2.0, 4.0)
+    [normalized] = normal.score(samples()[:1]).scores
+    assert mean.value is not None and normalized.value == pytest.approx((mean.value - 2) / 4)
     [weighted] = scorer_of(tmp_path, label_weights=[1.0, 0.5, -2.0]).score(samples()[:1]).scores
     assert mean.parts == pytest.approx(dict(zip(("helpful", "honest", "long"), outputs, strict=True)), rel=1e-4)
     assert mean.value == pytest.approx(sum(outputs) / 3, rel=1e-4)

@@ -312,6 +312,17 @@ def test_the_cache_takes_what_is_asked_for_up_to_its_share(folder: Path) -> None
     assert kept.phases[memory.ACTOR_PASSES]["key-value cache"] == cache.bytes
 
 
+def test_prompt_and_answer_of_the_plan_are_together_as_long_as_a_sample(folder: Path) -> None:
+    lengths = ("data.max_prompt_length=1023", "data.max_response_length=1024", "data.max_length=1024")
+    costs = costs_of(folder, *WHOLE, *lengths, "data.train_batch_size=256", "actor_rollout_ref.rollout.n=4")
+    # 1,024 answers of 1,023 tokens, 8 pages each, and 256 prompts of one token
+    assert costs.memory.cache is not None and costs.memory.cache.wanted == (1024 * 8 + 256) * 128
+    sizes = batches(load_config([*lengths, "data.max_prompt_length=900"]), critic=False)
+    assert (sizes.prompt_tokens, sizes.answer_tokens, sizes.longest) == (1, 1023, 1024)
+    short = batches(load_config([*lengths, "data.max_response_length=500"]), critic=False)
+    assert (short.prompt_tokens, short.answer_tokens, short.longest) == (524, 500, 1024)
+
+
 def test_many_short_answers_fit_where_few_do_at_a_limit_of_32k(folder: Path) -> None:
     long = ("data.max_response_length=32768", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=33280")
     found = costs_of(folder, *WHOLE, *long, "data.train_batch_size=256", "actor_rollout_ref.rollout.n=8").memory

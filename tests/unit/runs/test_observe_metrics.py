@@ -119,6 +119,11 @@ def test_every_documented_number_of_a_batch(batch: TrainBatch) -> None:
     )
 
 
+def test_rewards_and_equal_groups_are_those_after_shaping_and_scores_those_before(batch: TrainBatch) -> None:
+    shaped = batch_metrics(batch, REWARDS_T, shaped_N=torch.tensor([0.5, 0.5, 0.0]))
+    assert shaped["critic/score/mean"] == 0.75 and shaped["rollout/equal_groups"] == 1.0
+
+
 def test_without_a_critic_there_are_no_values_and_returns(batch: TrainBatch) -> None:
     names = batch_metrics(replace(batch, values_T=None, returns_T=None), REWARDS_T)
     assert not any(name.startswith(("critic/values", "critic/returns", "critic/vf")) for name in names)
