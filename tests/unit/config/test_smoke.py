@@ -193,6 +193,8 @@ def test_a_reward_model_becomes_the_embedded_one() -> None:
         assert section.model_path == "embedded"
     labels = smoke("reward_model.path=R", "reward_model.label_weights=[1, 2]", "reward_model.max_length=4096")
     assert (labels.reward_model.label_weights, labels.reward_model.max_length) == (None, None)
+    model = "actor_rollout_ref.model.path=R"  # verl's file has the tokenizer beside any reward
+    assert smoke(model, "reward_model.model.input_tokenizer=R").reward_model.model.input_tokenizer is None
 
 
 @pytest.mark.parametrize(
