@@ -109,9 +109,13 @@ def policy_tree(checkpoint: Path) -> dict[str, Any]:
         return read_saved(checkpoint / CONFIG_FILE)
     trained = validate(read_saved(checkpoint / CONFIG_FILE, SftConfig), root=SftConfig)
     answer = max(1, trained.data.max_length // 2)
-    lengths = {"max_prompt_length": max(1, trained.data.max_length - answer), "max_response_length": answer}
+    data = {
+        "max_prompt_length": max(1, trained.data.max_length - answer),
+        "max_response_length": answer,
+        "apply_chat_template_kwargs": trained.data.apply_chat_template_kwargs,
+    }
     model = trained.model.model_dump(mode="json")
-    return merge_trees(default_tree(), {"actor_rollout_ref": {"model": model}, "data": lengths})
+    return merge_trees(default_tree(), {"actor_rollout_ref": {"model": model}, "data": data})
 
 
 def saved_root(checkpoint: Path) -> Root:

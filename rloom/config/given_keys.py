@@ -10,6 +10,7 @@ from typing import Any
 
 from rloom.config.keys import Key, Root, all_keys
 from rloom.config.schema import Config
+from rloom.config.verl_keys import TARGET
 from rloom.errors import ConfigError
 
 UNSET = "???"  # OmegaConf's marker of a missing value
@@ -37,6 +38,12 @@ def unset_tree(root: Root = Config) -> Tree:
 @cache
 def leaf_keys(root: Root = Config) -> dict[str, Key]:
     return {path: key for path, key in all_keys(root).items() if key.section is None}
+
+
+def default_of(path: str, root: Root) -> Any:
+    """Of an entry of a free dictionary: None."""
+    key = leaf_keys(root).get(path)
+    return None if key is None else key.default
 
 
 def known(paths: Iterable[str], root: Root = Config) -> frozenset[str]:
@@ -122,22 +129,27 @@ def given_in_files(tree: Tree, root: Root = Config) -> frozenset[str]:
     written = [entry for entry in entries(tree, root=root) if entry.value not in (UNSET, {})]
     spelled = {entry.path: entry.value for entry in written if not entry.respelled}
     respelled = [entry for entry in written if entry.respelled and entry.path in spelled]
-    # verl's own files have some keys under two names, with one value or one naming the other: ${...}
-    twice = [one.path for one in respelled if one.value != spelled[one.path] and not str(one.value).startswith("${")]
+    # verl's own files have some keys under two names: with one value, one naming the other (${...}), or two defaults
+    twice = [
+        one.path
+        for one in respelled
+        if spelled[one.path] not in (one.value, default_of(one.path, root)) and not str(one.value).startswith("${")
+    ]
     if twice:
         raise ConfigError(f"{', '.join(twice)}: written twice, in two spellings; keep one")
     return known((entry.path for entry in written), root) - copied_defaults(written, root)
 
 
 def copied_defaults(written: Collection[KeyEntry], root: Root) -> frozenset[str]:
-    """Keys with their default value in a section that a file writes completely, as `rloom config` prints it."""
+    """Keys with their default value in a section that a file writes completely, as `rloom config` or verl prints it."""
     keys, sections = leaf_keys(root), defaultdict(set)
     for path, key in keys.items():
         if not key.takes_any_entry:  # an empty dictionary and a missing one look the same
             sections[path.rpartition(".")[0]].add(path)
     paths = {entry.path for entry in written}
-    whole = {path for members in sections.values() if members <= paths for path in members}
-    return frozenset(entry.path for entry in written if entry.path in whole and entry.value == keys[entry.path].default)
+    whole = {path for name, own in sections.items() if own <= paths or f"{name}.{TARGET}" in paths for path in own}
+    changed = {entry.path for entry in written if entry.path in whole and entry.value != keys[entry.path].default}
+    return frozenset((whole & paths) - changed)
 
 
 def override_value(value: Any) -> str:

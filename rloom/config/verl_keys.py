@@ -24,13 +24,11 @@ class VerlKey:
     missing: str = ""  # subject and verb of "... not in this version of rloom"
     instead: str = ""
     switch: str | None = None  # an entry of a section; while it is off, the others have no effect in verl either
+    same_as: str | None = None  # a key whose value names rloom's behaviour, too
 
-    def is_same(self, value: Any) -> bool:
+    def is_same(self, value: Any, tree: Mapping[str, Any]) -> bool:
         off = self.switch is not None and isinstance(value, Mapping) and value.get(self.switch) in OFF
-        return off or value in self.same
-
-    def accepts(self, value: Any) -> bool:
-        return self.is_same(value) or bool(self.reason)
+        return off or value in self.same or (self.same_as is not None and value == value_in(tree, self.same_as))
 
     def refusal(self, setting: str) -> str:
         return f"{setting}: {self.missing} not in this version of rloom; {self.instead}"
@@ -70,23 +68,38 @@ def unsupported_name(name: str) -> str | None:
     return next((key.refusal(f"{path}={value}") for (path, value), key in verl_values().items() if value == name), None)
 
 
-def without_one_behaviour(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
-    """(the tree without these keys, notices). Values that rloom refuses stay in the tree, where they are unknown."""
-    kept: dict[str, Any] = {}
-    notices: list[str] = []
-    for name, value in tree.items():
-        path = f"{prefix}{name}"
-        key = verl_keys().get(path)
-        if name == TARGET:
-            continue
-        if key is not None and key.accepts(value):
-            setting = path if isinstance(value, dict) else f"{path}={value}"
-            notices += [] if key.is_same(value) else [f"{setting}: no effect in rloom, because {key.reason}"]
-        elif isinstance(value, dict) and (TARGET in value or any(one.startswith(f"{path}.") for one in verl_keys())):
-            rest, inner = without_one_behaviour(value, f"{path}.")
-            if rest or not value:  # otherwise the section had such keys alone
-                kept[name] = rest
-            notices += inner
-        else:
-            kept[name] = value
-    return kept, notices
+def without_one_behaviour(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(the tree without these keys, a notice for each reason). Values that rloom refuses stay in the tree, where they
+    are unknown."""
+    settings: dict[str, list[str]] = {}  # by reason
+
+    def kept(section: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in section.items():
+            path = f"{prefix}{name}"
+            key = verl_keys().get(path)
+            if key is not None and key.is_same(value, tree):
+                continue
+            if key is not None and key.reason:
+                settings.setdefault(key.reason, []).append(path if isinstance(value, dict) else f"{path}={value}")
+            elif isinstance(value, dict) and any(one.startswith(f"{path}.") for one in verl_keys()):
+                rest = kept(value, f"{path}.")
+                if rest or not value:  # otherwise the section had such keys alone
+                    found[name] = rest
+            else:
+                found[name] = value
+        return found
+
+    tree = without_targets(tree)
+    rest = kept(tree, "")
+    return rest, [f"{', '.join(all_)}: no effect in rloom, because {reason}" for reason, all_ in settings.items()]
+
+
+def without_targets(tree: Any) -> Any:
+    return {n: without_targets(value) for n, value in tree.items() if n != TARGET} if isinstance(tree, dict) else tree
+
+
+def value_in(tree: Any, path: str) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree

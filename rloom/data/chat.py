@@ -16,6 +16,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from inspect import signature
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -26,6 +27,7 @@ from rloom.types import Message
 log = logging.getLogger(__name__)
 
 TEMPLATE_KEY, VARIABLES_KEY = "actor_rollout_ref.model.custom_chat_template", "data.apply_chat_template_kwargs"
+NO_NAMES = ("true", "false", "none", "True", "False", "None", "not")  # Jinja reads them as constants and an operator
 
 
 class Tokenizer(Protocol):
@@ -75,34 +77,41 @@ def as_prompt(prompt: Any) -> tuple[Message, ...]:
     return messages
 
 
-def set_template(
-    tokenizer: Tokenizer, custom: str | None, variables: Mapping[str, Any], template_key: str = TEMPLATE_KEY
-) -> None:
-    """Replace the tokenizer's chat template by the run's: `custom` if there is one, with `variables` as defaults.
+def set_variables(tokenizer: Tokenizer, variables: Mapping[str, Any], template_key: str = TEMPLATE_KEY) -> None:
+    """Make these variables defaults of the tokenizer's chat template.
 
-    The variables are a part of the template, so that all who render with this tokenizer have them, such as an agent in
-    another process. A call that gives one itself is stronger.
+    They are a part of the template, so that all who render with this tokenizer have them, such as an agent in another
+    process. A call that gives one itself is stronger.
     """
-    template = tokenizer.chat_template if custom is None else custom
-    if variables:
-        if template is None:
+    template = tokenizer.chat_template
+    if variables and template is None:
+        raise DataError(
+            f"{VARIABLES_KEY}={dict(variables)}: the tokenizer {tokenizer.name_or_path} has no chat template that "
+            f"could read them; remove the key, or set {template_key}"
+        )
+    whole = "\n".join(template.values()) if isinstance(template, Mapping) else template
+    defaults = list[str]()
+    for name, value in variables.items():
+        if name == "messages" or name in signature(tokenizer.apply_chat_template).parameters:
             raise DataError(
-                f"{VARIABLES_KEY}={dict(variables)}: the tokenizer {tokenizer.name_or_path} has no chat template that "
-                f"could read them; remove the key, or set {template_key}"
+                f"{VARIABLES_KEY}.{name}: an argument of transformers' apply_chat_template that rloom gives itself, "
+                f"not a variable of a template; remove the key, or set {template_key} for another template"
             )
-        for name in variables:
-            if not re.search(rf"\b{re.escape(name)}\b", str(template)):
-                log.warning(f"Note: {VARIABLES_KEY}.{name} has no effect: the chat template does not read it")
-        defaults = [f"{{%- set {name} = {name} | default({value!r}) %}}" for name, value in variables.items()]
-        template = _begun_with("".join(defaults), template)
-    tokenizer.chat_template = template
+        if not name.isidentifier() or name in NO_NAMES or not re.search(rf"\b{name}\b", whole):
+            log.warning(f"Note: {VARIABLES_KEY}.{name} has no effect: the chat template does not read it")
+        elif name in tokenizer.special_tokens_map:  # transformers gives these in every call
+            defaults.append(f"{{%- set {name} = {value!r} %}}\n")
+        else:
+            defaults.append(f"{{%- set {name} = {name} | default({value!r}) %}}\n")
+    if defaults:
+        tokenizer.chat_template = _begun_with("".join(defaults), template)
 
 
 def _begun_with(start: str, template: Any) -> Any:
-    """A template of several, by name, begins so in each. A tag ends with its line, so the template's own stay."""
+    """A template of several, by name, begins so in each."""
     if isinstance(template, Mapping):
         return {name: _begun_with(start, one) for name, one in template.items()}
-    return f"{start}\n{template}"
+    return f"{start}{template}"
 
 
 def render_chat(

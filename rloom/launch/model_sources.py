@@ -3,7 +3,7 @@
 from typing import Any
 
 from rloom.config.schema import Config, SftConfig
-from rloom.data.chat import set_template
+from rloom.data.chat import set_variables
 from rloom.models.source import ModelSource
 
 
@@ -14,16 +14,16 @@ def policy_source(config: Config) -> ModelSource:
         trust_remote_code=model.trust_remote_code,
         overrides=model.override_config,
         longest=config.data.longest_sample,
+        chat_template=model.custom_chat_template,
     )
 
 
 def policy_tokenizer(config: Config) -> Any:  # PreTrainedTokenizerBase: transformers is not imported here
-    """With the chat template of the run. Exported models keep their own."""
+    """With the variables of the run in its chat template. Checkpoints and exported models have it without them."""
     from rloom.models.load import load_tokenizer  # imports transformers; rows are read before it
 
     tokenizer = load_tokenizer(policy_source(config))
-    variables = config.data.apply_chat_template_kwargs
-    set_template(tokenizer, config.actor_rollout_ref.model.custom_chat_template, variables)
+    set_variables(tokenizer, config.data.apply_chat_template_kwargs)
     return tokenizer
 
 
@@ -53,4 +53,5 @@ def sft_source(config: SftConfig) -> ModelSource:
         trust_remote_code=model.trust_remote_code,
         overrides=model.override_config,
         longest=config.data.max_length,
+        chat_template=model.custom_chat_template,
     )

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rloom.algos.objectives import SupervisedObjective
 from rloom.config.schema import SftConfig
-from rloom.data.chat import set_template
+from rloom.data.chat import set_variables
 from rloom.data.examples import Example, load_examples
 from rloom.data.stream import RowStream
 from rloom.engines.base import AdamW, Engine
@@ -207,12 +207,7 @@ class SupervisedTraining:
         check_folder(source)
         family_of(source).layout(packed=config.model.use_remove_padding)
         tokenizer = load_tokenizer(source)
-        set_template(
-            tokenizer,
-            config.model.custom_chat_template,
-            config.data.apply_chat_template_kwargs,
-            "model.custom_chat_template",
-        )
+        set_variables(tokenizer, config.data.apply_chat_template_kwargs, "model.custom_chat_template")
         train, held_out = (
             load_examples(rows, tokenizer, max_length=config.data.max_length, truncation=config.data.truncation)
             for rows in (self.data.train, self.data.held_out)

@@ -66,6 +66,8 @@ def load_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
             )
     except Exception as error:  # transformers raises many types
         raise ModelError(f"{source.key}={source.path}: no tokenizer could be loaded: {first_line(error)}") from error
+    if source.chat_template is not None:
+        tokenizer.chat_template = source.chat_template
     return tokenizer
 
 

@@ -26,6 +26,7 @@ class ModelSource:
     trust_remote_code: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
     longest: int | None = None  # tokens of the longest sample of the run, if known
+    chat_template: str | None = None  # replaces the tokenizer's, also in checkpoints and exported models
 
     @property
     def location(self) -> str:

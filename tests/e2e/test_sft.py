@@ -17,11 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rloom import cli
 from rloom.config.from_checkpoint import MODEL_ALONE, load_saved
 from rloom.config.load import load_config, load_sft_config
+from rloom.data.chat import render_chat
 from rloom.data.prepare import arithmetic
 from rloom.engines.local import LocalEngine
 from rloom.errors import CheckpointError, ConfigError
 from rloom.launch.build import evaluate_checkpoint
 from rloom.launch.export import export
+from rloom.launch.model_sources import policy_tokenizer
 from rloom.models.network import PolicyNetwork
 from rloom.models.source import EMBEDDED_FOLDER
 from rloom.trainer import main_ppo, sft_trainer
@@ -231,6 +233,16 @@ def test_a_checkpoint_answers_in_a_chat_as_its_export_does(
         assert cli.main(["chat", str(model), "--prompt", question, "--max_tokens", "24", "trainer.device=cpu"]) == 0
         said.append(capsys.readouterr().out)
     assert said == [said[0]] * 3 and said[0].strip()
+
+
+def test_files_have_the_template_of_the_run_and_its_checkpoints_the_variables(tmp_path: Path) -> None:
+    template = "{{ mark }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    variables = "data.apply_chat_template_kwargs.mark=7"
+    checkpoint = train(tmp_path / "run", 1, f"model.custom_chat_template='{template}'", variables) / "global_step_1"
+    for folder in (checkpoint / "actor", export(checkpoint, tmp_path / "exported")):
+        assert AutoTokenizer.from_pretrained(folder).chat_template == template
+    tokenizer = policy_tokenizer(load_saved(checkpoint))
+    assert render_chat([{"role": "user", "content": "a"}], tokenizer) == "7a"
 
 
 def test_the_policy_of_a_checkpoint_of_sft_does_not_run_its_code_unless_allowed(whole: Path, tmp_path: Path) -> None:

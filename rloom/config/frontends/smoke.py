@@ -178,7 +178,7 @@ def embedded_classifier(config: Config) -> dict[str, Any]:
     """In place of a reward model."""
     reward = config.reward_model
     paths = {"reward_model.path": reward.path, "reward_model.model.path": reward.model.path}
-    unread = ("reward_model.label_weights", "reward_model.max_length", "reward_model.model.input_tokenizer")
+    unread = ("reward_model.label_weights", "reward_model.max_length")
     return {key: EMBEDDED_NAME for key, path in paths.items() if path is not None} | dict.fromkeys(unread)
 
 
@@ -235,6 +235,7 @@ OF_ANOTHER_MODEL = (  # keys whose values fit the model that they were given wit
     f"{MODEL}.custom_chat_template",
     "data.apply_chat_template_kwargs",
     "critic.model.override_config",
+    "reward_model.model.input_tokenizer",
     f"{ACTOR}.megatron.override_transformer_config",
     "critic.megatron.override_transformer_config",
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rloom.config.checks import check, check_and_warn
 from rloom.config.derived import declared_needs
@@ -52,6 +53,16 @@ DOCUMENT_003 = (
 
 def changes(*overrides: str, available: Available = NOTHING) -> dict[str, Any]:
     return replacements(configured(*overrides), available)
+
+
+def test_the_tokenizer_of_verls_file_follows_the_model(tmp_path: Path) -> None:
+    """It is in each configuration that verl wrote, with a reward model and without one."""
+    written = {"actor_rollout_ref": {"model": {"path": "R"}}, "reward_model": {"model": {"input_tokenizer": "R"}}}
+    (tmp_path / "verl.yaml").write_text(yaml.safe_dump({"defaults": ["ppo_trainer", "_self_"], **written}))
+    config = load_config(config_path=str(tmp_path), config_name="verl")
+    small = with_changes(config, replacements(config, NOTHING))
+    check(small, declared_needs(small))
+    assert small.reward_model.model.input_tokenizer is None
 
 
 def smoke(*overrides: str, available: Available = NOTHING) -> Config:

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from rloom.data import cache, prompts
 from rloom.data.cache import CachedFolder, Draft, key_of, stored
-from rloom.data.chat import set_template
 from rloom.data.prompts import PromptTable, load_prompts, read_prompt_rows
 from rloom.data.rows import Columns
 from rloom.errors import DataError
@@ -52,7 +51,7 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def with_template(tokenizer: Any, template: str | None) -> Any:
     found = copy.copy(tokenizer)
-    set_template(found, template, {})
+    found.chat_template = template or found.chat_template
     return found
 
 

@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from rloom.data import chat
-from rloom.data.chat import as_messages, render_chat, set_template, stop_token_ids, tokenize
+from rloom.data.chat import as_messages, render_chat, set_variables, stop_token_ids, tokenize
 from rloom.errors import DataError
 
 WORDS = ["<unk>", "<s>", "</s>", "System:", "User:", "Assistant:", "be", "terse", "hello", "[user]", "[assistant]"]
@@ -72,7 +72,8 @@ def test_the_plain_format_is_warned_of_once(caplog: pytest.LogCaptureFixture) ->
 
 
 def with_template(made: Any, custom: str | None, variables: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    set_template(made, custom, variables)
+    made.chat_template = made.chat_template if custom is None else custom
+    set_variables(made, variables)
     return made
 
 
@@ -85,6 +86,7 @@ def test_a_custom_template_comes_before_the_tokenizers_own() -> None:
 
 THINKING = """
 *{% macro end() %}{{ mark }}{% endmacro %}
+{% if mark is not defined and not false %}{{ eos_token }}{% endif %}
 {% if enable_thinking is defined and enable_thinking is false %}
 [no]{% endif %}
 {% for m in messages %}{{ m.content }}{{ end() }}{% endfor %}"""
@@ -93,9 +95,11 @@ THINKING = """
 @pytest.mark.parametrize(
     ("variables", "text"),
     [
-        ({}, "\n*hello"),
-        ({"enable_thinking": False}, "\n*[no]hello"),
+        ({}, "\n*</s>hello"),
+        ({"enable_thinking": False}, "\n*</s>[no]hello"),
         ({"enable_thinking": True, "mark": "'\n\"é"}, "\n*hello'\n\"é"),
+        ({"eos_token": "%}\\"}, "\n*%}\\hello"),  # in place of the tokenizer's
+        ({"no-name": 1, "true": False, "not": 1}, "\n*</s>hello"),
     ],
 )
 def test_variables_of_a_template_are_those_of_a_call(variables: dict[str, Any], text: str) -> None:
@@ -107,14 +111,15 @@ def test_variables_of_a_template_are_those_of_a_call(variables: dict[str, Any], 
 
 def test_a_variable_that_a_call_gives_is_stronger() -> None:
     made = with_template(tokenizer(template=THINKING), None, {"enable_thinking": False})
-    assert render_chat(HELLO_MESSAGES, made, variables={"enable_thinking": True}) == "\n*hello"
+    assert render_chat(HELLO_MESSAGES, made, variables={"enable_thinking": True}) == "\n*</s>hello"
 
 
 def test_each_of_several_templates_gets_the_variables() -> None:
     made = tokenizer()
-    made.chat_template = {"default": "{{ n }}", "tool_use": "{{ n + tools | length }}"}
-    with_template(made, None, {"n": [1, 2.5, None]})
+    made.chat_template = {"default": "{{ n }}", "tool_use": "{{\nm + tools | length }}"}
+    with_template(made, None, {"n": [1, 2.5, None], "m": 4})
     assert render_chat(HELLO_MESSAGES, made) == "[1, 2.5, None]"
+    assert render_chat(HELLO_MESSAGES, made, variables={"tools": [{"type": "function"}]}) == "5"
     with_template(made, "{{ n.a }}", {"n": {"a": True}})
     assert render_chat(HELLO_MESSAGES, made) == "True"
 
@@ -127,6 +132,9 @@ def test_a_variable_without_effect_is_named(caplog: pytest.LogCaptureFixture) ->
     ]
     with pytest.raises(DataError, match=r"data\.apply_chat_template_kwargs=\{'x': 1\}: .* has no chat template"):
         with_template(tokenizer(), None, {"x": 1})
+    for name in ("messages", "tools", "chat_template", "max_length"):
+        with pytest.raises(DataError, match=rf"kwargs\.{name}: an argument .* not a variable of a template; remove"):
+            with_template(tokenizer(template=THINKING), None, {name: 1})
 
 
 def test_what_a_template_refuses_is_a_fault_of_the_data() -> None:

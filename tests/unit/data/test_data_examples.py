@@ -11,7 +11,6 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from rloom.data.chat import set_template
 from rloom.data.examples import ChatColumns, Example, load_examples, read_chats
 from rloom.errors import DataError
 from rloom.models.source import EMBEDDED_FOLDER
@@ -80,7 +79,7 @@ def read(
 ) -> list[Example]:
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    set_template(tokenizer, form.pop("chat_template", None), {})
+    tokenizer.chat_template = form.pop("chat_template", tokenizer.chat_template)
     rows = read_chats(str(file), ChatColumns(**form), max_samples=-1, field="data.train_files")
     return load_examples(rows, tokenizer, max_length=limit, truncation=truncation)
 

@@ -14,7 +14,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from rloom.data.chat import set_template
 from rloom.data.prompts import load_prompts, read_prompt_rows
 from rloom.data.rows import Columns, data_source_of, ground_truth_of, rows_digest
 from rloom.errors import ConfigError, DataError
@@ -65,7 +64,7 @@ def load(files: str | list[str], tokenizer: Any, **changed: Any) -> list[Prompt]
 
 def with_template(tokenizer: Any, template: str) -> Any:
     found = copy.copy(tokenizer)
-    set_template(found, template, {})
+    found.chat_template = template
     return found
 
 
