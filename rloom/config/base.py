@@ -25,6 +25,7 @@ NeedsConsent = Callable[[Any], bool]
 ACTOR, CRITIC, REF = "actor_rollout_ref.actor", "critic", "actor_rollout_ref.ref"  # paths of sections
 MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 EMBEDDED_NAME = "embedded"  # the name of the model and the data that are part of rloom
+RAW_TEMPLATE = "{# raw_prompts #}"  # begins a chat template that no model should be saved with
 GIVEN_IN_PYTHON = "<python>"  # in place of a path: the rows or the function that were given to `rloom.train`
 
 

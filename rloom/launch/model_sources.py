@@ -1,7 +1,9 @@
 """Where the models of a run come from, by its configuration. Imports no torch."""
 
+from dataclasses import replace
 from typing import Any
 
+from rloom.config.base import RAW_TEMPLATE
 from rloom.config.schema import Config, SftConfig
 from rloom.data.chat import set_variables
 from rloom.models.source import ModelSource
@@ -14,15 +16,21 @@ def policy_source(config: Config) -> ModelSource:
         trust_remote_code=model.trust_remote_code,
         overrides=model.override_config,
         longest=config.data.longest_sample,
-        chat_template=model.custom_chat_template,
+        chat_template=None if is_raw(model.custom_chat_template) else model.custom_chat_template,
     )
+
+
+def is_raw(template: str | None) -> bool:
+    """OpenRLHF's way to write prompts without the chat template, which its models keep."""
+    return template is not None and template.startswith(RAW_TEMPLATE)
 
 
 def policy_tokenizer(config: Config) -> Any:  # PreTrainedTokenizerBase: transformers is not imported here
     """With the variables of the run in its chat template. Checkpoints and exported models have it without them."""
     from rloom.models.load import load_tokenizer  # imports transformers; rows are read before it
 
-    tokenizer = load_tokenizer(policy_source(config))
+    template = config.actor_rollout_ref.model.custom_chat_template
+    tokenizer = load_tokenizer(replace(policy_source(config), chat_template=template))
     set_variables(tokenizer, config.data.apply_chat_template_kwargs)
     return tokenizer
 

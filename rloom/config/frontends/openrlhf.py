@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
-from rloom.config.base import ACTOR, MODEL, REF, ROLLOUT
+from rloom.config.base import ACTOR, MODEL, RAW_TEMPLATE, REF, ROLLOUT
 from rloom.config.correction_checks import KEY as CORRECTION
 from rloom.config.frontends.openrlhf_flags import GivenFlags, flags, parse
 from rloom.config.frontends.openrlhf_placement import (
@@ -528,7 +528,7 @@ def raw_template(around: str | None) -> str:
     """A Jinja template that writes the prompt as it is, with the text of --input_template around it."""
     before, _, after = (around or "{}").partition("{}")
     content = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    return literal_text(before) + content + literal_text(after)
+    return RAW_TEMPLATE + literal_text(before) + content + literal_text(after)
 
 
 def literal_text(text: str) -> str:

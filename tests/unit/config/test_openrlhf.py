@@ -17,10 +17,11 @@ from rloom.config.derived import declared_needs
 from rloom.config.frontends.openrlhf import translate
 from rloom.config.frontends.openrlhf_flags import flags, refused, sections
 from rloom.config.keys import all_keys, value_at
-from rloom.config.load import load_config
+from rloom.config.load import load_config, with_changes
 from rloom.config.schema import Config
 from rloom.errors import ConfigError
 from rloom.language import is_chinese_text, to_chinese
+from rloom.launch.model_sources import policy_source
 
 # SPEC section 1: classic name -> dotted name of 0.11 and default
 SPEC: dict[str, tuple[str, Any]] = {
@@ -357,6 +358,10 @@ def test_without_a_chat_template_the_prompt_is_used_as_it_is() -> None:
     command = translate(["--prompt_data", "a.jsonl", "--input_template", "It's '{}'\n中文:"])
     template = Template(str(command.values["actor_rollout_ref.model.custom_chat_template"]))
     assert template.render(messages=[{"content": "2 + 3"}]) == "It's '2 + 3'\n中文:"
+    config = load_config(command.overrides, command.values)
+    assert policy_source(config).chat_template is None  # a saved model keeps its own
+    own = with_changes(config, {"actor_rollout_ref.model.custom_chat_template": "{{ messages }}"})
+    assert policy_source(own).chat_template == "{{ messages }}"
     with_template = translate(["--prompt_data", "a.jsonl", "--apply_chat_template"])
     assert "actor_rollout_ref.model.custom_chat_template" not in with_template.values
 
