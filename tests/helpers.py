@@ -90,14 +90,20 @@ MIXTURES: Mapping[str, Callable[[], PreTrainedConfig]] = {  # of experts
 
 
 def tiny_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """Every parameter is random, biases and norms too, so that none can be forgotten without a trace."""
+    """Every parameter is random, biases and norms too, so that none can be forgotten without a trace. Drawn in float32
+    within `float32_as`, too: float64 draws other numbers, and a folder that a test makes is used by later ones."""
+    default = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        torch.set_default_dtype(FLOAT32)
+        try:
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        finally:
+            torch.set_default_dtype(default)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
+    return model.to(default).eval()
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -90,9 +90,9 @@ def test_a_mean_ratio_of_an_answer_is_said_where_its_denominator_is_mixed() -> N
     assert not [*ratio_notices(RatioSettings(loss_mode="gspo", ratio_of_answers=True), mixed=True)]
 
 
-def faults(*keys: str, staleness: int, mixed: bool = True) -> list[str]:
+def faults(*keys: str, staleness: int) -> list[str]:
     config = configured(*keys)
-    return off_policy_faults(config, declared_needs(config), staleness, mixed=mixed)
+    return off_policy_faults(config, declared_needs(config), staleness)
 
 
 def test_the_keys_of_a_run_are_checked_for_its_staleness() -> None:
@@ -102,7 +102,6 @@ def test_the_keys_of_a_run_are_checked_for_its_staleness() -> None:
     assert faults(f"{KEY}.rollout_is=null", f"{KEY}.bypass_mode=True", staleness=1) == []
     assert len(faults(f"{KEY}.rollout_is=sequence", staleness=1)) == 1
     assert faults(f"{KEY}.rollout_is=sequence", staleness=0) == []
-    assert faults(f"{KEY}.rollout_is=sequence", staleness=1, mixed=False) == []
     gspo = configured("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", f"{KEY}.bypass_mode=True")
     assert len(off_policy_notices(gspo, declared_needs(gspo), 1)) == 1
     assert off_policy_notices(gspo, declared_needs(gspo), 0) == []
