@@ -149,7 +149,7 @@ def open_parts(
     stream = PromptStream(
         prompts,
         batch_size=config.prompts_per_round,
-        size_key=f"data.{'train' if config.prompts_per_round == config.data.train_batch_size else 'gen'}_batch_size",
+        size_key=f"data.{'gen' if config.prompts_per_round == config.data.gen_batch_size else 'train'}_batch_size",
         shuffle=config.data.shuffle,
         seed=config.data.seed,
         epochs=config.trainer.total_epochs if config.ends_with_the_data else None,

@@ -117,6 +117,8 @@ def test_a_batch_larger_than_the_data_names_key_value_and_rows() -> None:
         stream(1, batch_size=2)
     with pytest.raises(ConfigError, match=r"data\.train_batch_size=0"):
         stream(batch_size=0)
+    with pytest.raises(ConfigError, match=r"data\.gen_batch_size=9: the training data has 7 rows; use 1 to 7"):
+        PromptStream(stream().rows, batch_size=9, size_key="data.gen_batch_size", shuffle=False, seed=1)
 
 
 def test_a_negative_seed_is_refused() -> None:
