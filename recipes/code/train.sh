@@ -14,7 +14,7 @@ done
 train \
     data.train_files="$data/mbpp/train.parquet" \
     data.val_files="[$data/mbpp/test.parquet,$data/humaneval/test.parquet]" \
-    data.max_prompt_length=3072 \
+    data.max_prompt_length=4096 \
     data.max_response_length=768 \
     reward_model.num_workers=12 \
     trainer.total_training_steps=40 \

@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rloom.batch import Batch
 from rloom.models.attention import NAME as RLOOM_ATTENTION
 from rloom.models.attention import Attend, OpaqueAttention, PackedAttention, PaddedAttention, active
+from rloom.models.joined import JoinedProducts
 from rloom.models.load import first_line
 from rloom.models.routing import (
     PaddedRouting,
@@ -53,6 +54,7 @@ class Decoder:
         self.packed = packed
         self.shares_prompts = shares_prompts and packed
         self.routing_shape: RoutingShape | None = None  # iff `install_replay` was called
+        self.joined: JoinedProducts | None = None  # iff `join_products` was called
         self.layers: list[nn.Module] = [m for m in self.body.modules() if isinstance(m, GradientCheckpointingLayer)]
 
     @property
@@ -124,6 +126,15 @@ class Decoder:
         if self.routing_shape is None:
             self.routing_shape = install_replay(self.body)
         return self.routing_shape
+
+    def join_products(self) -> None:
+        """Let passes within `joined_products` compute products with the same input as one. Again once weights moved."""
+        self.joined = self.joined or JoinedProducts(self.body)
+        self.joined.lay_out()
+
+    def joined_products(self) -> AbstractContextManager[None]:
+        assert self.joined is not None  # `join_products` comes before the first pass
+        return self.joined.active()
 
     def replay_of(self, experts_TMK: Tensor | None) -> RoutingReplay | None:
         if experts_TMK is None:

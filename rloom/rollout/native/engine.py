@@ -169,6 +169,8 @@ class NativeRollout(Rollout):
     def load_model(self) -> None:
         self.network.module.eval()
         self.on_device.enter_context(self.owner.on_device())
+        if self.uses_graphs:
+            self.network.decoder.join_products()
 
     def end_if_idle(self, session: Session) -> None:
         """A session that keeps caches goes on, with another sampling if need be, unless the next request is too large

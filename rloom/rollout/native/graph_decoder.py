@@ -86,7 +86,7 @@ class GraphDecoder:
         reused_P = torch.tensor([answer.reused_tokens for answer in passes.values()])
         attend = PromptAttention(length_P, reused_P, slot_P, self.cache, self.slots, self.table)
         record = self.new_record(len(tokens_T))
-        with active(attend), routed(record):
+        with active(attend), routed(record), self.network.decoder.joined_products():
             hidden_TH = self.network.decoder.packed_hidden(tokens_T, OPAQUE_ATTENTION, attend.position_T)
         if record is not None:
             self.write_experts(attend.index_T, record)
@@ -101,7 +101,8 @@ class GraphDecoder:
         slot_B = self.slots.row_slot[:rows]
         token_B, position_B = self.slots.inputs(slot_B)
         record = self.new_record(rows)
-        with active(AnswerAttention(self.cache, self.slots, self.table, slot_B)), routed(record):
+        attend = AnswerAttention(self.cache, self.slots, self.table, slot_B)
+        with active(attend), routed(record), self.network.decoder.joined_products():
             hidden_BH = self.network.decoder.packed_hidden(token_B, OPAQUE_ATTENTION, position_B)
         if record is not None:
             slot_index_B = slot_B.long()

@@ -4,7 +4,8 @@ The pages of a prompt are shared by all sequences that start from it. B rows of 
 lengths, and the page table the pages: those of the prompt, then its own. A block of tokens is in one page.
 
 A program reads a part of one sequence. The parts of all sequences are about equal, so that a few long sequences among
-short ones do not hold up a step: a long one is divided into up to SPLITS parts, a short one may have a single part.
+short ones do not hold up a step: a long one is divided into up to MOST_SPLITS parts, a short one may have a single part. The
+last program of a sequence to finish merges its parts.
 """
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor
 from rloom.models.attention import AttentionOptions
 from rloom.rollout.native.page_table import PageTable
 from rloom.rollout.native.slots import Slots
+from rloom.rollout.native.token_cache import MOST_PROGRAMS
 
-PROGRAMS = 1024  # the parts of all sequences: about eight per multiprocessor of a large GPU
-MOST_PROGRAMS, MOST_SPLITS = 4096, 16  # that are started; those without a part end at once
+PROGRAMS = 512  # the parts of all sequences: about four per multiprocessor of a large GPU
+MOST_SPLITS = 16  # of at most MOST_PROGRAMS programs that are started; those without a part end at once
 BLOCK_BYTES = 16384  # of keys per block; with the values and prefetching this fits any GPU's shared memory
 
 
@@ -30,6 +32,7 @@ def attend_to_slots(
     slot_B: Tensor,
     slots: Slots,
     table: PageTable,
+    arrived: Tensor,  # a zero for each program, and zero again afterwards
     options: AttentionOptions,
 ) -> Tensor:
     """[B, heads, size of a value]; also writes the new keys and values to the cache."""
@@ -42,34 +45,29 @@ def attend_to_slots(
     out = value.new_empty(rows, heads, value_size)
     partial = value.new_empty((splits, rows, heads, value_size), dtype=torch.float32) if splits > 1 else out
     weight = value.new_empty((splits, 2, rows, heads), dtype=torch.float32) if splits > 1 else out
-    parts = slot_B.new_empty(rows) if splits > 1 else slot_B
     attend_kernel[(rows, key_heads, splits)](
-        query, key, value, keys, values, query if options.sinks is None else options.sinks, partial, weight, parts,
-        slot_B, slots.prompt_length, slots.earlier, slots.written, slots.batch_tokens, table.pages, table.width,
-        query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        query, key, value, keys, values, query if options.sinks is None else options.sinks, out, partial, weight,
+        arrived, slot_B, slots.prompt_length, slots.earlier, slots.written, slots.batch_tokens, table.pages,
+        table.width, query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), rows, heads, size, value_size,
         options.scale, options.window or 0, options.softcap or 0.0, PROGRAMS,
         GROUP=heads // key_heads, GROUP_PADDED=max(16, triton.next_power_of_2(heads // key_heads)),
-        SIZE=padded, VALUE_SIZE=value_padded, BLOCK=block, PAGE=table.page_tokens, SPLITS=splits,
+        SIZE=padded, VALUE_SIZE=value_padded, BLOCK=block, PAGE=table.page_tokens, MERGES=splits > 1,
         WINDOW=options.window is not None, SOFTCAP=options.softcap is not None, SINKS=options.sinks is not None,
         PRECISION="ieee", num_warps=4, num_stages=3,
     )  # fmt: skip
-    if splits > 1:
-        merge_kernel[(rows, heads)](
-            partial, weight, parts, out, rows, heads, value_size, SIZE=value_padded, num_warps=1
-        )
     return out
 
 
 @triton.jit
 def attend_kernel(
-    query, key, value, keys, values, sinks, partial, weight, parts_B,
+    query, key, value, keys, values, sinks, out, partial, weight, arrived,
     slot_B, prompt_length_S, earlier_S, written_S, batch_tokens, page_table, table_width,
     query_row, query_head, key_row, key_head, value_row, value_head,
     keys_head, keys_token, values_head, values_token, rows, heads, size, value_size,
     scale, window, softcap, programs,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, PAGE: tl.constexpr, MERGES: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: a row, a key head and the query heads that share it, and every n-th block of its tokens, in n
@@ -80,9 +78,11 @@ def attend_kernel(
     prompt_length = tl.load(prompt_length_S + slot)
     before = tl.load(earlier_S + slot) + tl.load(written_S + slot) - 1  # own tokens in the cache
     oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
-    parts = parts_of(prompt_length + before - oldest, batch_tokens, programs, SPLITS)
-    if split >= parts:
-        return
+    parts = 1
+    if MERGES:
+        parts = parts_of(prompt_length + before - oldest, batch_tokens, programs)
+        if split >= parts:
+            return
     column, value_column, member = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE), tl.arange(0, GROUP_PADDED)
     column_mask, value_mask, head_mask = column < size, value_column < value_size, member < GROUP
     q_offset = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
@@ -111,27 +111,33 @@ def attend_kernel(
         SIZE, VALUE_SIZE, BLOCK, PAGE, SOFTCAP, PRECISION,
     )  # fmt: skip
 
-    out_row = (split * rows + row).to(tl.int64) * heads + head * GROUP + member[:, None]
-    out_offset = out_row * value_size + value_column[None, :]
+    head_index = head * GROUP + member
+    out_offset = (row.to(tl.int64) * heads + head_index[:, None]) * value_size + value_column[None, :]
     keep = head_mask[:, None] & value_mask[None, :]
-    if SPLITS == 1:
-        tl.store(partial + out_offset, (sums / total[:, None]).to(partial.dtype.element_ty), mask=keep)
-    else:
-        tl.store(partial + out_offset, sums, mask=keep)
-        tl.store(parts_B + row, parts, mask=first)
-        weight_offset = (split * 2 * rows + row) * heads + head * GROUP + member
-        tl.store(weight + weight_offset, maximum, mask=head_mask)
-        tl.store(weight + weight_offset + rows * heads, total, mask=head_mask)
+    if MERGES:
+        if parts > 1:
+            part_offset = split.to(tl.int64) * rows * heads * value_size + out_offset
+            tl.store(partial + part_offset, sums, mask=keep)
+            weight_offset = (split * 2 * rows + row) * heads + head_index
+            tl.store(weight + weight_offset, maximum, mask=head_mask)
+            tl.store(weight + weight_offset + rows * heads, total, mask=head_mask)
+            tl.debug_barrier()  # all of it is stored before this program counts as arrived
+            counter = arrived + row * tl.num_programs(1) + head
+            if tl.atomic_add(counter, 1, sem="acq_rel") < parts - 1:
+                return
+            tl.store(counter, 0)
+            total, sums = merged(
+                partial, weight, parts, row, rows, heads, value_size, head_index, head_mask, out_offset, keep
+            )
+    tl.store(out + out_offset, (sums / total[:, None]).to(out.dtype.element_ty), mask=keep)
 
 
 @triton.jit
-def parts_of(tokens, batch_tokens, programs, SPLITS: tl.constexpr):
+def parts_of(tokens, batch_tokens, programs):
     """Programs that share the cached tokens of a sequence."""
-    parts = 1
-    if SPLITS > 1:
-        part_tokens = tl.maximum(tl.load(batch_tokens) * tl.num_programs(1) // programs, 1).to(tl.int32)
-        parts = tl.minimum(tl.maximum((tokens + part_tokens // 2) // part_tokens, 1), SPLITS)  # rounded
-    return parts
+    part_tokens = tl.maximum(tl.load(batch_tokens) * tl.num_programs(1) // programs, 1).to(tl.int32)
+    parts = tl.maximum((tokens + part_tokens // 2) // part_tokens, 1)  # rounded
+    return tl.minimum(parts, tl.num_programs(2))
 
 
 @triton.jit
@@ -194,22 +200,20 @@ def attend_to_pages(
 
 
 @triton.jit
-def merge_kernel(partial, weight, parts_B, out, rows, heads, size, SIZE: tl.constexpr):
-    """Merge the parts of a row's head."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    parts = tl.load(parts_B + row)
-    column = tl.arange(0, SIZE)
-    column_mask = column < size
-    maximum = tl.full([], float("-inf"), tl.float32)
-    for split in range(parts):
-        maximum = tl.maximum(maximum, tl.load(weight + (split * 2 * rows + row) * heads + head))
-    total = tl.zeros([], tl.float32)
-    sums = tl.zeros([SIZE], tl.float32)
-    for split in range(parts):
-        weight_offset = (split * 2 * rows + row) * heads + head
-        factor = tl.exp(tl.load(weight + weight_offset) - maximum)
-        total += factor * tl.load(weight + weight_offset + rows * heads)
-        offset = ((split * rows + row).to(tl.int64) * heads + head) * size + column
-        sums += factor * tl.load(partial + offset, mask=column_mask, other=0.0)
-    out_offset = (row.to(tl.int64) * heads + head) * size + column
-    tl.store(out + out_offset, (sums / total).to(out.dtype.element_ty), mask=column_mask)
+def merged(partial, weight, parts, row, rows, heads, value_size, head_index, head_mask, out_offset, keep):
+    """(sum of weights, sum of values) over the parts of a row. `.cg`: not from a cache that other programs bypass."""
+    maximum = tl.full(head_index.shape, float("-inf"), tl.float32)
+    total = tl.zeros(head_index.shape, tl.float32)
+    sums = tl.zeros(out_offset.shape, tl.float32)
+    for part in range(parts):
+        offset = (part * 2 * rows + row) * heads + head_index
+        part_maximum = tl.load(weight + offset, mask=head_mask, other=0.0, cache_modifier=".cg")
+        part_total = tl.load(weight + offset + rows * heads, mask=head_mask, other=1.0, cache_modifier=".cg")
+        part_offset = tl.full([], part, tl.int64) * rows * heads * value_size + out_offset
+        part_sums = tl.load(partial + part_offset, mask=keep, other=0.0, cache_modifier=".cg")
+        new_maximum = tl.maximum(maximum, part_maximum)
+        rescale, factor = tl.exp(maximum - new_maximum), tl.exp(part_maximum - new_maximum)
+        total = total * rescale + part_total * factor
+        sums = sums * rescale[:, None] + part_sums * factor[:, None]
+        maximum = new_maximum
+    return total, sums
