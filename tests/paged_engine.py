@@ -30,7 +30,6 @@ def attend_in_torch(
     slot_B: Tensor,
     slots: Slots,
     table: PageTable,
-    arrived: Tensor,
     options: AttentionOptions,
 ) -> Tensor:
     rows = []

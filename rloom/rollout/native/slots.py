@@ -12,6 +12,7 @@ from rloom.rollout.native.graphs import batch_of
 from rloom.transfer import send
 
 MOST_STOP_IDS = 64
+MOST_PROGRAMS = 4096  # of one decode attention
 
 
 class Slots:
@@ -27,6 +28,7 @@ class Slots:
         self.earlier = zeros(count + 1)  # tokens between the shared prompt and the answer: earlier turns
         self.written, self.limit = zeros(count + 1), zeros(count + 1)
         self.batch_tokens = zeros(1, dtype=torch.int64)  # of all rows of the batch, which attention divides
+        self.arrived = zeros(MOST_PROGRAMS)  # counters of attention's programs, zero between two layers
         self.stopped, self.done = zeros(count + 1), zeros(count + 1)
         self.uniform = zeros(count + 1, longest_answer, dtype=torch.float32)
         self.tokens = zeros(count + 1, longest_answer)

@@ -17,9 +17,6 @@ from rloom.rollout.native.slots import Slots
 from rloom.transfer import send
 
 
-MOST_PROGRAMS = 4096  # of one decode attention
-
-
 class MixedLayerShapes(Exception):
     """The model's layers differ in heads or sizes, which one TokenCache does not support."""
 
@@ -85,7 +82,6 @@ class TokenCache:
         keys, values = memory[:key_value_bytes].view(shape.dtype).split(sizes)
         self.keys = keys.view(shape.layers, shape.heads, tokens, shape.key_size)
         self.values = values.view(shape.layers, shape.heads, tokens, shape.value_size)
-        self.arrived = torch.zeros(MOST_PROGRAMS, dtype=torch.int32, device=device)  # counters of kernels/attend.py
         self.experts: Tensor | None = None
         if shape.routing is not None:
             self.experts = memory[key_value_bytes:].view(torch.int16).view(tokens, *shape.routing)
@@ -176,8 +172,5 @@ class AnswerAttention:
         self.layer += 1
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         new = [part[0].transpose(0, 1) for part in (query, key, value)]
-        query, key, value = new
-        rows = attend_to_slots(
-            query, key, value, keys, values, self.slot_B, self.slots, self.table, self.cache.arrived, options
-        )
+        rows = attend_to_slots(new[0], new[1], new[2], keys, values, self.slot_B, self.slots, self.table, options)
         return rows.unsqueeze(0)

@@ -17,7 +17,6 @@ from rloom.rollout.limits import pages_of
 from rloom.rollout.native import sampler
 from rloom.rollout.native.page_table import PageEntry, PageTable
 from rloom.rollout.native.slots import Slots
-from rloom.rollout.native.token_cache import MOST_PROGRAMS
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted_kernels"),
@@ -84,12 +83,10 @@ class Bench:
     def attend(self, options: AttentionOptions) -> Tensor:
         from rloom.rollout.native.kernels.attend import attend_to_slots
 
-        arrived = numbers([0] * MOST_PROGRAMS)
         out = attend_to_slots(
-            self.query, self.key, self.value, self.keys, self.values, self.slot_B, self.slots, self.table, arrived,
-            options,
+            self.query, self.key, self.value, self.keys, self.values, self.slot_B, self.slots, self.table, options
         )  # fmt: skip
-        assert not arrived.any()  # the next layer counts with them
+        assert not self.slots.arrived.any()  # the next layer counts with them
         return out
 
     def indices(self, slot: int) -> list[int]:

@@ -4,8 +4,8 @@ The pages of a prompt are shared by all sequences that start from it. B rows of 
 lengths, and the page table the pages: those of the prompt, then its own. A block of tokens is in one page.
 
 A program reads a part of one sequence. The parts of all sequences are about equal, so that a few long sequences among
-short ones do not hold up a step: a long one is divided into up to MOST_SPLITS parts, a short one may have a single part. The
-last program of a sequence to finish merges its parts.
+short ones do not hold up a step: a long one is divided into up to MOST_SPLITS parts, a short one may have one part. The
+program that finishes last merges the parts of its sequence.
 """
 
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from rloom.models.attention import AttentionOptions
 from rloom.rollout.native.page_table import PageTable
-from rloom.rollout.native.slots import Slots
-from rloom.rollout.native.token_cache import MOST_PROGRAMS
+from rloom.rollout.native.slots import MOST_PROGRAMS, Slots
 
 PROGRAMS = 512  # the parts of all sequences: about four per multiprocessor of a large GPU
 MOST_SPLITS = 16  # of at most MOST_PROGRAMS programs that are started; those without a part end at once
@@ -32,7 +31,6 @@ def attend_to_slots(
     slot_B: Tensor,
     slots: Slots,
     table: PageTable,
-    arrived: Tensor,  # a zero for each program, and zero again afterwards
     options: AttentionOptions,
 ) -> Tensor:
     """[B, heads, size of a value]; also writes the new keys and values to the cache."""
@@ -47,7 +45,7 @@ def attend_to_slots(
     weight = value.new_empty((splits, 2, rows, heads), dtype=torch.float32) if splits > 1 else out
     attend_kernel[(rows, key_heads, splits)](
         query, key, value, keys, values, query if options.sinks is None else options.sinks, out, partial, weight,
-        arrived, slot_B, slots.prompt_length, slots.earlier, slots.written, slots.batch_tokens, table.pages,
+        slots.arrived, slot_B, slots.prompt_length, slots.earlier, slots.written, slots.batch_tokens, table.pages,
         table.width, query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), rows, heads, size, value_size,
         options.scale, options.window or 0, options.softcap or 0.0, PROGRAMS,
@@ -78,11 +76,9 @@ def attend_kernel(
     prompt_length = tl.load(prompt_length_S + slot)
     before = tl.load(earlier_S + slot) + tl.load(written_S + slot) - 1  # own tokens in the cache
     oldest = tl.maximum(prompt_length + before - window + 1, 0) if WINDOW else 0
-    parts = 1
-    if MERGES:
-        parts = parts_of(prompt_length + before - oldest, batch_tokens, programs)
-        if split >= parts:
-            return
+    parts = parts_of(prompt_length + before - oldest, batch_tokens, programs) if MERGES else 1
+    if split >= parts:
+        return
     column, value_column, member = tl.arange(0, SIZE), tl.arange(0, VALUE_SIZE), tl.arange(0, GROUP_PADDED)
     column_mask, value_mask, head_mask = column < size, value_column < value_size, member < GROUP
     q_offset = row.to(tl.int64) * query_row + (head * GROUP + member[:, None]) * query_head + column[None, :]
@@ -114,21 +110,13 @@ def attend_kernel(
     head_index = head * GROUP + member
     out_offset = (row.to(tl.int64) * heads + head_index[:, None]) * value_size + value_column[None, :]
     keep = head_mask[:, None] & value_mask[None, :]
-    if MERGES:
-        if parts > 1:
-            part_offset = split.to(tl.int64) * rows * heads * value_size + out_offset
-            tl.store(partial + part_offset, sums, mask=keep)
-            weight_offset = (split * 2 * rows + row) * heads + head_index
-            tl.store(weight + weight_offset, maximum, mask=head_mask)
-            tl.store(weight + weight_offset + rows * heads, total, mask=head_mask)
-            tl.debug_barrier()  # all of it is stored before this program counts as arrived
-            counter = arrived + row * tl.num_programs(1) + head
-            if tl.atomic_add(counter, 1, sem="acq_rel") < parts - 1:
-                return
-            tl.store(counter, 0)
-            total, sums = merged(
-                partial, weight, parts, row, rows, heads, value_size, head_index, head_mask, out_offset, keep
-            )
+    if MERGES and parts > 1:
+        counter = arrived + row * tl.num_programs(1) + head
+        place = partial, weight, row, rows, heads, value_size, head_index, head_mask, out_offset, keep
+        if stored(place, split, maximum, total, sums, counter) < parts - 1:
+            return
+        tl.store(counter, 0)
+        total, sums = merged(place, parts)
     tl.store(out + out_offset, (sums / total[:, None]).to(out.dtype.element_ty), mask=keep)
 
 
@@ -200,8 +188,21 @@ def attend_to_pages(
 
 
 @triton.jit
-def merged(partial, weight, parts, row, rows, heads, value_size, head_index, head_mask, out_offset, keep):
+def stored(place, part, maximum, total, sums, counter):
+    """Store a part of a row, and count it: how many of the row's parts were stored before it."""
+    partial, weight, row, rows, heads, value_size, head_index, head_mask, out_offset, keep = place
+    tl.store(partial + part.to(tl.int64) * rows * heads * value_size + out_offset, sums, mask=keep)
+    offset = (part * 2 * rows + row) * heads + head_index
+    tl.store(weight + offset, maximum, mask=head_mask)
+    tl.store(weight + offset + rows * heads, total, mask=head_mask)
+    tl.debug_barrier()  # all of its threads have stored
+    return tl.atomic_add(counter, 1, sem="acq_rel")
+
+
+@triton.jit
+def merged(place, parts):
     """(sum of weights, sum of values) over the parts of a row. `.cg`: not from a cache that other programs bypass."""
+    partial, weight, row, rows, heads, value_size, head_index, head_mask, out_offset, keep = place
     maximum = tl.full(head_index.shape, float("-inf"), tl.float32)
     total = tl.zeros(head_index.shape, tl.float32)
     sums = tl.zeros(out_offset.shape, tl.float32)
