@@ -217,7 +217,8 @@ def role_micro_batch_faults(name: str, role: Actor | Critic, samples: int, longe
             together = "" if shared == 1 else f" on ulysses_sequence_parallel_size={shared} workers"
             yield (
                 f"{name}.ppo_max_token_len_per_gpu={role.ppo_max_token_len_per_gpu}: one sample may have "
-                f"data.max_prompt_length + data.max_response_length = {longest} tokens{together}; use {least} or more"
+                f"data.max_prompt_length + data.max_response_length (at most data.max_length) = {longest} "
+                f"tokens{together}; use {least} or more"
             )
     elif samples % size:
         yield (

@@ -4,7 +4,7 @@ from rloom.errors import ModelError
 
 UNREDUCED_SHARE = 0.25  # share of a GPU's memory that gradients not yet summed over ranks may take at most
 LOGITS_AT_ONCE = 2**29  # numbers in the fused head's buffer: 2 GB of float32
-LENGTH_KEYS = "data.max_prompt_length + data.max_response_length"
+LENGTH_KEYS = "data.max_prompt_length + data.max_response_length (at most data.max_length)"
 
 
 def check_context(context: object, longest: int, key: str) -> None:

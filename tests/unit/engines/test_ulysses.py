@@ -292,8 +292,8 @@ def test_the_token_budget_of_a_gpu_counts_its_stretch() -> None:
     longest = ("data.max_prompt_length=1000", "data.max_response_length=1001")
     assert faults(f"{KEY}=2", f"{budget}=1001", *longest) == []
     assert faults(f"{KEY}=2", f"{budget}=1000", *longest) == [
-        f"{budget}=1000: one sample may have data.max_prompt_length + data.max_response_length = 2001 tokens on "
-        "ulysses_sequence_parallel_size=2 workers; use 1001 or more"
+        f"{budget}=1000: one sample may have data.max_prompt_length + data.max_response_length "
+        "(at most data.max_length) = 2001 tokens on ulysses_sequence_parallel_size=2 workers; use 1001 or more"
     ]
     assert Actor(ppo_max_token_len_per_gpu=100).batching(4, 2) == MicroBatching(tokens=200)
     assert Actor(ppo_micro_batch_size=8).batching(4, 2) == MicroBatching(samples=4)
