@@ -1,5 +1,6 @@
 """Tiny models of every family and batches for them, made on the spot from a seed."""
 
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -235,6 +236,7 @@ def float32_as(dtype: torch.dtype) -> Iterator[None]:
     AdamW divides a gradient by its own size, so where a gradient is next to nothing, its rounding decides about a whole
     step, and rounding differs from CPU to CPU. So what must be equal is compared in float64.
     """
+    torch.save(torch.zeros(1), io.BytesIO())  # torch keeps tables of the names of dtypes from the first time on
     cast = patch.object(Tensor, "float", lambda tensor: tensor.to(dtype))
     before, hook = torch.get_default_dtype(), register_optimizer_step_pre_hook(narrow_scale)
     with patch.object(torch, "float32", dtype), patch.object(torch, "float", dtype), cast:

