@@ -95,7 +95,7 @@ DIRECTORIES = [
     "checkpoints/rloom_ppo/qwen2_7b_seq_balance",
     "checkpoints/rloom_examples/qwen2.5-7b-instruct_gae_hh_rlhf",
     "checkpoints/rloom_ppo/qwen2_7b_rm",
-    "checkpoints/rloom_examples/qwen2.5-0.5b-instruct_gae_gsm8k-2",
+    "checkpoints/rloom_examples/qwen2.5-0.5b-instruct_gae_gsm8k",  # with the older key of the micro-batch
     "checkpoints/rloom_examples/qwen2-7b-instruct_gae_gsm8k",
     "checkpoints/rloom_examples/qwen2.5-7b-instruct_gae_hh_rlhf-2",
     "checkpoints/rloom_examples/qwen2.5-7b-instruct_gae_gsm8k",
@@ -106,9 +106,8 @@ DIRECTORIES = [
     "outputs/checkpoints/embedded",
     "outputs/checkpoints/embedded-2",
     "outputs/checkpoints/Qwen/Qwen2.5-7B",
-    *(f"outputs/checkpoints/embedded-{number}" for number in range(3, 14)),
-    "outputs/checkpoints/embedded",  # the same run on 8 GPUs
-    "outputs/checkpoints/embedded",  # and on two machines
+    *(f"outputs/checkpoints/embedded-{number}" for number in range(3, 15)),  # the last: of before, on 8 GPUs
+    "outputs/checkpoints/embedded-14",  # and on two machines: as many workers, in a smoke run
     "checkpoints/rloom_rloo_example_gsm8k/qwen2_7b_function_rm",
     "checkpoints/rloom_examples/qwen2-7b-instruct_rloo_gsm8k",
     "checkpoints/rloom_examples/qwen2-7b-instruct_rloo_math",
@@ -262,8 +261,10 @@ def check_in_order(world: World, commands: Sequence[Command]) -> list[str]:
     seen: set[str] = set()
     for command, one, end in zip(commands, given, ended, strict=True):
         assert end.status == 0, f"{command.name}\n{end.text}"
+        if end.directory in seen:  # only keys without an effect on what is learned differ
+            assert "This run has already ended" in end.text
+            continue
         assert_start(end.text, has_critic=one.config().algorithm.adv_estimator == "gae")
-        assert end.directory not in seen
         assert_trained(world, one, end)
         seen.add(end.directory)
     assert again.directory == ended[repeated].directory
