@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of one module, in the families of transformers
-ALIGNMENT = 16  # bytes: compiled code copies an input that begins elsewhere, and the copy is beside nothing
+ALIGNMENT = 16  # bytes: compiled code copies an input that is not aligned, and a copy is not beside the others
 
 
 class JoinedModules:
