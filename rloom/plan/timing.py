@@ -22,7 +22,7 @@ MEMORY_BANDWIDTH = 4.3e12  # bytes/s
 MATRIX_RATE = 700e12  # FLOP/s of large matrix products
 PEAK = 989e12  # FLOP/s, dense bfloat16, by the data sheet; a test compares it with rloom/runs/metrics.py
 TRAINING_SHARES = ((494e6, 0.452), (1544e6, 0.530))  # (parameters, share of the peak that an update reaches)
-# Fitted to four measured generations (0.5B, 0.5B, 1.5B, 7B); each is met within 12 %.
+# Fitted to four measured generations (0.5B, 0.5B, 1.5B, 7B), each met within 12 %; docs/plan.md: beside newer ones.
 FLOOR_SHARE, DECODE_STEP_S = 0.8, 1.6e-3
 
 # By data sheets, one way, not measured.
